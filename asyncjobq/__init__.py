@@ -1,0 +1,82 @@
+"""A job scheduler for asyncio programs on the relational database that they already have.
+
+The path of a job, one file a step:
+
+    enqueue → ready → fairshare → lease → run → finalize → settle        (lease: also reclaim)
+
+`Scheduler` is the front door; `Handlers` collects handlers where no scheduler exists yet.
+"""
+
+from asyncjobq.backoff import RetryPolicy, constant, exponential, none
+from asyncjobq.context import JobContext
+from asyncjobq.enqueue import enqueue
+from asyncjobq.errors import (
+    ArgumentsError,
+    AsyncJobQError,
+    Cancel,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    Fail,
+    HandlerError,
+    InvalidJobError,
+    JobCancelled,
+    JobEndedError,
+    JobFailed,
+    JobNotFoundError,
+    ResultError,
+    Retry,
+    SchedulerStateError,
+    SchemaError,
+    Snooze,
+    UnknownUpstreamError,
+    UnsupportedDatabaseError,
+)
+from asyncjobq.handlers import Handler, Handlers
+from asyncjobq.job import Job, JobOptions, JobSpec
+from asyncjobq.models import Base, JobDepRow, JobRow
+from asyncjobq.scheduler import Scheduler
+from asyncjobq.states import Kind, State
+
+metadata = Base.metadata
+"""The tables under their default names, for Alembic's `target_metadata`."""
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentsError",
+    "AsyncJobQError",
+    "Cancel",
+    "ConfigurationError",
+    "DatabaseUnavailableError",
+    "Fail",
+    "Handler",
+    "HandlerError",
+    "Handlers",
+    "InvalidJobError",
+    "Job",
+    "JobCancelled",
+    "JobContext",
+    "JobDepRow",
+    "JobEndedError",
+    "JobFailed",
+    "JobNotFoundError",
+    "JobOptions",
+    "JobRow",
+    "JobSpec",
+    "Kind",
+    "ResultError",
+    "Retry",
+    "RetryPolicy",
+    "Scheduler",
+    "SchedulerStateError",
+    "SchemaError",
+    "Snooze",
+    "State",
+    "UnknownUpstreamError",
+    "UnsupportedDatabaseError",
+    "constant",
+    "enqueue",
+    "exponential",
+    "metadata",
+    "none",
+]

@@ -1,0 +1,245 @@
+"""What a database must be able to do for the library, in the library's words.
+
+A backend speaks SQL and holds no connection: its methods take the caller's `Connection` and never
+begin or commit. `Database` is the other half: the library's own connections and transactions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any, ClassVar, TypeVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    Text,
+    insert,
+    select,
+    type_coerce,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from asyncjobq.models import Tables, UtcDateTime
+from asyncjobq.transactions import Fault
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The unit of the scan: ready jobs that open and close together, and its first job."""
+
+    queue: str
+    type: str
+    limit_key: str
+    group_key: str
+    head_priority: int
+    head_weight: float
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """Where the lane stands in the order of the index, which is the order of its bytes."""
+        return (self.queue, self.type, self.limit_key, self.group_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """How many jobs to claim from one group's lanes in one queue, by priority across them."""
+
+    lanes: tuple[Lane, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class LaneScan:
+    """Which lanes to look for: those of these queues and types, about `bound` of them.
+
+    `after` holds the lanes at which an earlier scan was cut, one for each queue and type.
+    """
+
+    queues: tuple[str, ...]
+    types: tuple[str, ...]
+    bound: int
+    after: tuple[Lane, ...] = ()
+
+
+@dataclass(frozen=True)
+class LanePage:
+    """Lanes that were found; `cut` says that the scan ended at its bound and not at the last."""
+
+    lanes: list[Lane]
+    cut: bool
+
+
+class Backend(ABC):
+    """One database product's way of doing what the path of a job needs."""
+
+    name: ClassVar[str]
+    bind_limit: ClassVar[int]
+    """Parameters that one statement may carry."""
+    listens: ClassVar[bool] = False
+    """Whether `notify` reaches other processes."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.clock_offset = 0.0
+        """Seconds added to the database's clock; tests move time with it."""
+
+    def now(self, plus: float | ColumnElement[float] = 0.0) -> ColumnElement[datetime]:
+        """Return the database's clock plus some seconds, as an expression in UTC."""
+        return type_coerce(self._clock(plus + self.clock_offset), UtcDateTime())
+
+    @abstractmethod
+    def _clock(self, plus: float | ColumnElement[float]) -> ColumnElement[Any]:
+        """Return the expression behind `now`."""
+
+    def text_of(self, column: ColumnElement[Any]) -> ColumnElement[str]:
+        """Return a JSON column as its text, for rows that may not be decoded on the way."""
+        return type_coerce(column, Text())
+
+    @abstractmethod
+    def locking(self, query: Select[Any]) -> Select[Any]:
+        """Return the query so that it locks its rows for writing and skips those locked."""
+
+    def lock_rows(
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        columns: Sequence[ColumnElement[Any]],
+        *conditions: ColumnElement[bool],
+    ) -> list[Row[Any]]:
+        """Lock these jobs by primary key in id order; rows locked elsewhere are left out."""
+        jobs = self.tables.jobs
+        rows: list[Row[Any]] = []
+        for chunk in chunked(sorted(ids), 500):
+            query = select(*columns).where(jobs.c.id.in_(chunk), *conditions).order_by(jobs.c.id)
+            rows.extend(connection.execute(self.locking(query)))
+        return rows
+
+    @abstractmethod
+    def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
+        """Find lanes that have ready jobs, reading a bounded number of index entries."""
+
+    @abstractmethod
+    def claim(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+        values: Mapping[str, Any],
+        columns: Sequence[ColumnElement[Any]],
+    ) -> list[Row[Any]]:
+        """Claim jobs: take the first of each group that nobody holds, write `values`.
+
+        Returns `columns` of the claimed rows as they are after the write.
+        """
+
+    @abstractmethod
+    def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Insert jobs in bulk and return their ids in the same order."""
+
+    def insert_rows(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Insert rows in bulk, within the limits of one statement."""
+        if rows:
+            size = self.rows_per_insert(len(rows[0]))
+            for chunk in chunked(rows, size):
+                connection.execute(insert(table).values(chunk))
+
+    @abstractmethod
+    def insert_if_absent(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Insert rows, leaving those whose primary key exists as they are."""
+
+    def notify(self, connection: Connection, topic: str) -> None:
+        """Wake listeners of other processes when this transaction commits."""
+
+    def fault_of(self, error: BaseException) -> Fault:
+        """Classify a database error by its code."""
+        if isinstance(error, DBAPIError):
+            if error.connection_invalidated:
+                return Fault.UNAVAILABLE
+            return self._fault_of_code(error.orig or error)
+        if isinstance(error, OSError | TimeoutError | PoolTimeout):
+            return Fault.UNAVAILABLE
+        return self._fault_of_code(error)
+
+    @abstractmethod
+    def _fault_of_code(self, cause: BaseException) -> Fault:
+        """Classify a driver's own error."""
+
+    @abstractmethod
+    def check(self, connection: Connection) -> None:
+        """Raise UnsupportedDatabaseError if this server cannot keep the promises."""
+
+    @contextmanager
+    def schema_lock(self, connection: Connection) -> Iterator[None]:
+        """Hold the one lock under which the tables are made."""
+        yield
+
+    def read_clock(self, connection: Connection) -> datetime:
+        """Return the database's time."""
+        moment: datetime = connection.execute(select(self.now())).scalar_one()
+        return moment
+
+    def rows_per_insert(self, columns: int) -> int:
+        """Return how many rows of so many columns fit into one statement."""
+        return max(1, min(1000, self.bind_limit // columns))
+
+
+class Database(ABC):
+    """The library's own connections to one database, apart from the caller's."""
+
+    backend: Backend
+
+    @abstractmethod
+    async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
+        """Run `work` in one transaction of its own, repeated on conflicts, and commit it.
+
+        `repeatable` says that running it twice does no harm, so that a connection that broke
+        during COMMIT is reported like any other outage.
+        """
+
+    @abstractmethod
+    async def read(self, work: Work[T]) -> T:
+        """Run `work`, which only reads."""
+
+    @abstractmethod
+    def session(self) -> AsyncSession:
+        """Return a new session for a handler, on the application's connections."""
+
+    @abstractmethod
+    async def watch(self, wake: Callable[[], None], poll_interval: float) -> None:
+        """Call `wake` whenever another process may have written, until cancelled.
+
+        Never raises for a database that is away. Returns at once where there is no such signal.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connections that were opened on the running loop."""
+
+
+def chunked(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def sessions_of(engine: AsyncEngine) -> Callable[[], AsyncSession]:
+    """Return a maker of sessions whose objects stay readable after commit."""
+    return lambda: AsyncSession(engine, expire_on_commit=False)

@@ -1,0 +1,121 @@
+"""SQL that several backends share: the scan of lanes, candidates of a claim, batches of rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Row,
+    Select,
+    literal,
+    select,
+    union_all,
+)
+
+from asyncjobq.backends.base import Lane, LanePage, LaneScan, Take, chunked
+from asyncjobq.models import LANE, Tables
+
+BATCH_ROWS: Final = 1000
+BATCH_BYTES: Final = 4_000_000
+
+
+def head_columns(jobs: FromClause) -> list[ColumnElement[Any]]:
+    """Return what a scan reads of a lane's first job."""
+    return [jobs.c[name] for name in (*LANE, "priority", "weight")]
+
+
+def page(rows: Sequence[Row[Any]], scan: LaneScan) -> LanePage:
+    """Return the lanes of these rows, the first row of each, without those scanned before."""
+    found: dict[tuple[str, ...], Lane] = {}
+    for row in rows:
+        lane = Lane(*row)
+        found.setdefault(lane.place, lane)
+    for lane in scan.after:
+        found.pop(lane.place, None)
+    return LanePage(list(found.values()), len(rows) >= scan.bound)
+
+
+def _starts(scan: LaneScan) -> list[tuple[str, str, str, str]]:
+    """Return where the walk begins, for each queue and type: at its first lane, or after one."""
+    after = {(lane.queue, lane.type): lane for lane in scan.after}
+    return [
+        after[queue, type_].place if (queue, type_) in after else (queue, type_, "", "")
+        for queue in scan.queues
+        for type_ in scan.types
+    ]
+
+
+def starts_as_arrays(scan: LaneScan) -> dict[str, Any]:
+    """Return the starts as one array for each column, and the bound."""
+    columns = zip(*_starts(scan), strict=True)
+    arrays = {f"{name}_array": list(column) for name, column in zip(LANE, columns, strict=True)}
+    return {**arrays, "bound": scan.bound}
+
+
+def starts_as_json(scan: LaneScan) -> dict[str, Any]:
+    """Return the starts as JSON text, and the bound."""
+    return {"starts": json.dumps(_starts(scan)), "bound": scan.bound}
+
+
+def first_candidates(
+    connection: Connection,
+    tables: Tables,
+    takes: Sequence[Take],
+    conditions: Sequence[ColumnElement[bool]],
+    *,
+    spare: int,
+    hint: str = "",
+) -> list[list[int]]:
+    """Return for each take the ids of its first jobs by priority, read without locks.
+
+    With `spare` n, n times as many again as asked for, for a claim that may lose some of them.
+    """
+    found: list[list[tuple[int, int]]] = [[] for _ in takes]
+    looks = [(number, lane, take.count) for number, take in enumerate(takes) for lane in take.lanes]
+    for chunk in chunked(looks, 16):
+        heads = [
+            select(_head(tables, number, lane, count * (1 + spare), conditions, hint).subquery())
+            for number, lane, count in chunk
+        ]
+        for row in connection.execute(heads[0] if len(heads) == 1 else union_all(*heads)):
+            found[row.take].append((row.priority, row.id))
+    return [
+        [job_id for _, job_id in sorted(rows)[: take.count * (1 + spare)]]
+        for take, rows in zip(takes, found, strict=True)
+    ]
+
+
+def _head(
+    tables: Tables,
+    number: int,
+    lane: Lane,
+    count: int,
+    conditions: Sequence[ColumnElement[bool]],
+    hint: str,
+) -> Select[Any]:
+    jobs = tables.jobs
+    same_lane = (jobs.c[name] == getattr(lane, name) for name in LANE)
+    query = select(literal(number).label("take"), jobs.c.id, jobs.c.priority)
+    query = query.where(*same_lane, *conditions).order_by(jobs.c.priority, jobs.c.id).limit(count)
+    return query.with_hint(jobs, hint, "mysql").with_hint(jobs, hint, "mariadb") if hint else query
+
+
+def batches(
+    rows: Sequence[Mapping[str, Any]], most: int = BATCH_ROWS, most_bytes: int = BATCH_BYTES
+) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield rows in lists that one statement carries, bounded in number and in bytes of `args`."""
+    batch: list[Mapping[str, Any]] = []
+    size = 0
+    for row in rows:
+        if batch and (len(batch) >= most or size + len(row["args"]) > most_bytes):
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += len(row["args"])
+    if batch:
+        yield batch

@@ -1,0 +1,279 @@
+"""MySQL 8+ and MariaDB 10.6+: InnoDB locks every row that it reads, so what locks reads little.
+
+A claim reads candidates without locks, locks exactly those by primary key, and writes them by
+primary key. All under READ COMMITTED, where InnoDB takes no gap locks; every sweep does the same,
+which is what keeps concurrent workers free of deadlocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    and_,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.mysql import insert as insert_or
+
+from asyncjobq.backends import lanes
+from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, chunked
+from asyncjobq.errors import SchemaError, UnsupportedDatabaseError
+from asyncjobq.models import LANE, in_state
+from asyncjobq.states import State
+from asyncjobq.transactions import Fault
+
+OLDEST_MYSQL: Final = (8, 0, 14)
+OLDEST_MARIADB: Final = (10, 6)
+SCHEMA_LOCK_TIMEOUT: Final = 60
+# Half of what the drivers put into one statement at most, since escaping can double the text.
+BATCH_ROWS: Final = 500
+BATCH_BYTES: Final = 400_000
+
+_READY: Final = "{}_ready"
+
+_CONFLICT: Final = {1205, 1213, 1020, 3572}
+_AWAY: Final = {1040, 1053, 1077, 1152, 1184, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
+_DATA: Final = {1048, 1062, 1153, 1264, 1265, 1366, 1406, 3140, 3819, 4025}
+
+
+class MySQLBackend(Backend):
+    """InnoDB."""
+
+    name: ClassVar[str] = "mysql"
+    bind_limit: ClassVar[int] = 60_000
+
+    def _clock(self, plus: float | ColumnElement[float]) -> ColumnElement[Any]:
+        if isinstance(plus, float) and plus == 0.0:
+            return func.utc_timestamp(6)
+        shift = func.round(plus * 1_000_000) if not isinstance(plus, float) else round(plus * 1e6)
+        return func.timestampadd(text("MICROSECOND"), shift, func.utc_timestamp(6))
+
+    def locking(self, query: Select[Any]) -> Select[Any]:
+        # Through any other index it would lock rows that we do not take.
+        by_key = query.with_hint(self.tables.jobs, "FORCE INDEX (PRIMARY)")
+        return by_key.with_for_update(skip_locked=True)
+
+    def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
+        slice_ = self._slice(connection, scan)
+        if not slice_.cut or len(slice_.lanes) >= scan.bound // 4:
+            return slice_
+        # A few lanes with many jobs each: jump from lane to lane.
+        rest = LaneScan(scan.queues, scan.types, scan.bound, (slice_.lanes[-1],))
+        rows = connection.execute(_loose(self.tables.jobs, rest)).all()
+        return LanePage(slice_.lanes + lanes.page(rows, rest).lanes, len(rows) >= rest.bound)
+
+    def _slice(self, connection: Connection, scan: LaneScan) -> LanePage:
+        """Read ready jobs in the order of their index and keep the first of each lane.
+
+        Bounded whatever the statistics say, which the loose scan is not.
+        """
+        jobs = self.tables.jobs
+        hint = f"FORCE INDEX ({self._ready_index})"
+        query = select(*lanes.head_columns(jobs)).where(_in_range(jobs, scan))
+        query = query.with_hint(jobs, hint).limit(scan.bound)
+        order = (*(jobs.c[name] for name in LANE), jobs.c.priority, jobs.c.id)
+        rows = connection.execute(query.order_by(*order)).all()
+        return LanePage(lanes.page(rows, scan).lanes, len(rows) >= scan.bound)
+
+    @property
+    def _ready_index(self) -> str:
+        return _READY.format(self.tables.jobs.name)
+
+    def claim(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+        values: Mapping[str, Any],
+        columns: Sequence[ColumnElement[Any]],
+    ) -> list[Row[Any]]:
+        jobs = self.tables.jobs
+        hint = f"FORCE INDEX ({self._ready_index})"
+        groups = lanes.first_candidates(
+            connection, self.tables, takes, conditions, spare=3, hint=hint
+        )
+        claimed = [
+            job_id
+            for take, candidates in zip(takes, groups, strict=True)
+            for job_id in self._lock_first(connection, candidates, take.count, conditions)
+        ]
+        if not claimed:
+            return []
+        connection.execute(update(jobs).where(jobs.c.id.in_(claimed)).values(values))
+        return list(connection.execute(select(*columns).where(jobs.c.id.in_(claimed))))
+
+    def _lock_first(
+        self,
+        connection: Connection,
+        candidates: Sequence[int],
+        count: int,
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[int]:
+        """Lock candidates by primary key, chunk by chunk, until enough are ours."""
+        jobs = self.tables.jobs
+        locked: list[int] = []
+        for chunk in chunked(candidates, count):
+            wanted = chunk[: count - len(locked)]
+            locked += [
+                row.id for row in self.lock_rows(connection, wanted, [jobs.c.id], *conditions)
+            ]
+            if len(locked) >= count:
+                break
+        return locked
+
+    def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        jobs = self.tables.jobs
+        ids: list[int] = []
+        for batch in lanes.batches(rows, BATCH_ROWS, BATCH_BYTES):
+            connection.execute(insert(jobs), batch)
+            ids += _ids_of(connection, len(batch))
+        return ids
+
+    def insert_if_absent(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        statement = insert_or(table)
+        key = next(iter(table.primary_key))
+        connection.execute(statement.on_duplicate_key_update({key.name: key}), list(rows))
+
+    def _fault_of_code(self, cause: BaseException) -> Fault:
+        code = cause.args[0] if cause.args else None
+        if code in _CONFLICT:
+            return Fault.CONFLICT
+        if code in _AWAY:
+            return Fault.UNAVAILABLE
+        return Fault.DATA if code in _DATA else Fault.OTHER
+
+    def check(self, connection: Connection) -> None:
+        dialect = connection.dialect
+        mariadb = bool(getattr(dialect, "is_mariadb", False))
+        product, oldest = ("MariaDB", OLDEST_MARIADB) if mariadb else ("MySQL", OLDEST_MYSQL)
+        version = tuple(
+            part for part in (dialect.server_version_info or ()) if isinstance(part, int)
+        )
+        if version < oldest:
+            raise UnsupportedDatabaseError(
+                f"{product} {'.'.join(map(str, version))} is too old: it has no SKIP LOCKED. "
+                f"{product} {'.'.join(map(str, oldest))} or newer is needed."
+            )
+        self._check_engine(connection)
+
+    def _check_engine(self, connection: Connection) -> None:
+        query = text(
+            "SELECT engine FROM information_schema.tables "
+            "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name"
+        )
+        name = {"schema": self.tables.schema, "name": self.tables.jobs.name}
+        engine = connection.execute(query, name).scalar()
+        if engine is not None and str(engine).lower() != "innodb":
+            raise UnsupportedDatabaseError(
+                f"The table {self.tables.jobs.name!r} uses the storage engine {engine}, which has "
+                "no row locks. Convert it: ALTER TABLE … ENGINE=InnoDB."
+            )
+
+    @contextmanager
+    def schema_lock(self, connection: Connection) -> Iterator[None]:
+        database = connection.exec_driver_sql("SELECT DATABASE()").scalar_one()
+        name = f"{self.tables.schema or database}.{self.tables.prefix}"
+        lock = f"asyncjobq_{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        taken = connection.execute(select(func.get_lock(lock, SCHEMA_LOCK_TIMEOUT))).scalar()
+        if taken != 1:
+            raise SchemaError(
+                "Another process has been creating the tables for "
+                f"{SCHEMA_LOCK_TIMEOUT} s; look at SHOW PROCESSLIST and try again."
+            )
+        try:
+            yield
+        finally:
+            connection.execute(select(func.release_lock(lock)))
+
+
+def _ids_of(connection: Connection, count: int) -> range:
+    """Return the ids of the rows that were inserted last.
+
+    One INSERT of a known number of rows is given ids at a constant distance, whatever
+    innodb_autoinc_lock_mode says. The drivers make one of an executemany.
+    """
+    query = "SELECT LAST_INSERT_ID(), ROW_COUNT(), @@auto_increment_increment"
+    first, inserted, step = connection.exec_driver_sql(query).one()
+    if inserted != count:
+        raise UnsupportedDatabaseError(
+            f"The driver {connection.dialect.driver!r} splits an INSERT of several rows, so that "
+            "the ids of the jobs cannot be known; use aiomysql, asyncmy or pymysql."
+        )
+    return range(first, first + step * count, step)
+
+
+def _in_range(jobs: Table, scan: LaneScan) -> ColumnElement[bool]:
+    """Return the range of the index that the scan covers, in the one form both servers seek."""
+    ready = in_state(jobs, State.READY)
+    if not scan.after:
+        return and_(ready, jobs.c.queue.in_(scan.queues), jobs.c.type.in_(scan.types))
+    last = max(scan.after, key=lambda lane: lane.place)
+    same_type = and_(jobs.c.queue == last.queue, jobs.c.type == last.type)
+    same_limit = and_(same_type, jobs.c.limit_key == last.limit_key)
+    branches = [
+        and_(same_limit, jobs.c.group_key > last.group_key),
+        and_(same_type, jobs.c.limit_key > last.limit_key),
+    ]
+    if later := [name for name in scan.types if name > last.type]:
+        branches.append(and_(jobs.c.queue == last.queue, jobs.c.type.in_(later)))
+    if later := [name for name in scan.queues if name > last.queue]:
+        branches.append(and_(jobs.c.queue.in_(later), jobs.c.type.in_(scan.types)))
+    return and_(ready, or_(*branches))
+
+
+def _loose(jobs: Table, scan: LaneScan) -> Select[Any]:
+    """Select one job of each lane without reading the others: "index for group-by".
+
+    Both optimizers need the constant `state` among the distinct columns for it. The job of a lane
+    is looked up without ORDER BY, with which MySQL sorts the lane; it is the first in index order
+    all the same, and only a hint.
+    """
+    keys = ("state", *LANE)
+    distinct = select(*(jobs.c[name] for name in keys)).where(_in_range(jobs, scan)).distinct()
+    lane = distinct.limit(scan.bound).subquery("lane")
+    head = jobs.alias("head")
+    first = (
+        select(head.c.id)
+        .where(in_state(head, State.READY), *(head.c[name] == lane.c[name] for name in LANE))
+        .with_hint(head, f"FORCE INDEX ({_READY.format(jobs.name)})")
+        .limit(1)
+        .scalar_subquery()
+        .correlate(lane)
+    )
+    heads = select(first.label("id")).select_from(lane).limit(scan.bound).subquery("heads")
+    columns = lanes.head_columns(jobs)
+    found = select(*columns).select_from(heads).join(jobs, jobs.c.id == heads.c.id)
+    return found.prefix_with("STRAIGHT_JOIN")
+
+
+def session_settings(lease_ttl: float) -> list[str]:
+    """Return what each of our sessions is told.
+
+    A process that is frozen inside a transaction must not keep its row locks past the lease. The
+    only limit that both servers have is the one on idle sessions.
+    """
+    return [
+        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        "SET SESSION innodb_lock_wait_timeout = 5",
+        f"SET SESSION wait_timeout = {idle_limit(lease_ttl)}",
+    ]
+
+
+def idle_limit(lease_ttl: float) -> int:
+    """Return after how many idle seconds the server closes a session of ours."""
+    return max(1, int(lease_ttl * 0.9))

@@ -1,0 +1,279 @@
+"""PostgreSQL: a claim is one statement with FOR NO KEY UPDATE SKIP LOCKED; LISTEN wakes workers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final
+
+from sqlalchemy import (
+    ARRAY,
+    JSON,
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    Table,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    func,
+    insert,
+    select,
+    true,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as insert_or
+
+from asyncjobq.backends import lanes
+from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take
+from asyncjobq.backends.servers import ServerDatabase
+from asyncjobq.backoff import outage_delays
+from asyncjobq.errors import UnsupportedDatabaseError
+from asyncjobq.models import LANE, JsonText, Tables, in_state
+from asyncjobq.states import State
+from asyncjobq.transactions import Fault
+
+logger = logging.getLogger("asyncjobq.wake")
+
+OLDEST: Final = 120_000
+PROBE_INTERVAL: Final = 10.0
+PROBE_TIMEOUT: Final = 5.0
+
+
+class PostgreSQLBackend(Backend):
+    """Row locks that a caller's foreign keys do not block, arrays instead of many parameters."""
+
+    name: ClassVar[str] = "postgresql"
+    bind_limit: ClassVar[int] = 32_000
+    listens: ClassVar[bool] = True
+
+    def _clock(self, plus: float | ColumnElement[float]) -> ColumnElement[Any]:
+        if isinstance(plus, float) and plus == 0.0:
+            return func.clock_timestamp()
+        return func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, plus)
+
+    def text_of(self, column: ColumnElement[Any]) -> ColumnElement[str]:
+        return cast(column, Text)
+
+    def locking(self, query: Select[Any]) -> Select[Any]:
+        return query.with_for_update(key_share=True, skip_locked=True, of=self.tables.jobs)
+
+    def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
+        rows = connection.execute(_lanes(self.tables.jobs), lanes.starts_as_arrays(scan)).all()
+        return lanes.page(rows, scan)
+
+    def claim(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+        values: Mapping[str, Any],
+        columns: Sequence[ColumnElement[Any]],
+    ) -> list[Row[Any]]:
+        if not takes:
+            return []
+        jobs = self.tables.jobs
+        # As an array, so that the planner goes by primary key whatever it expects of the lanes.
+        first = func.array(_first_of_each(jobs, conditions).scalar_subquery())
+        statement = update(jobs).where(jobs.c.id == any_(first)).values(values)
+        return list(connection.execute(statement.returning(*columns), _arrays(takes)))
+
+    def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        jobs = self.tables.jobs
+        names = list(rows[0])
+        source = _unnested(jobs, names)
+        order = source.c["ordinality"]
+        picked = select(*(_typed(source.c[name], jobs.c[name]) for name in names)).order_by(order)
+        statement = insert(jobs).from_select(names, picked).returning(jobs.c.id)
+        ids: list[int] = []
+        for batch in lanes.batches(rows):
+            arrays = {f"{name}_array": [row[name] for row in batch] for name in names}
+            ids += sorted(connection.scalars(statement, arrays))
+        return ids
+
+    def insert_if_absent(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        connection.execute(insert_or(table).on_conflict_do_nothing(), list(rows))
+
+    def notify(self, connection: Connection, topic: str) -> None:
+        connection.execute(select(func.pg_notify(channel(self.tables), topic)))
+
+    def _fault_of_code(self, cause: BaseException) -> Fault:
+        code = str(getattr(cause, "sqlstate", "") or getattr(cause, "pgcode", "") or "")
+        if code.startswith("40") or code == "55P03":
+            return Fault.CONFLICT
+        if code.startswith(("08", "57P")) or code in ("53300", "25P03", "25P04"):
+            return Fault.UNAVAILABLE
+        return Fault.DATA if code.startswith(("22", "23", "54")) else Fault.OTHER
+
+    def check(self, connection: Connection) -> None:
+        version = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
+        if version < OLDEST:
+            raise UnsupportedDatabaseError(
+                f"PostgreSQL {version // 10_000} is too old; 12 or newer is needed."
+            )
+
+    @contextmanager
+    def schema_lock(self, connection: Connection) -> Iterator[None]:
+        key = int.from_bytes(hashlib.sha256(channel(self.tables).encode()).digest()[:7])
+        connection.execute(select(func.pg_advisory_xact_lock(key)))
+        yield
+
+
+def channel(tables: Tables) -> str:
+    """Return the LISTEN channel of these tables, within PostgreSQL's 63 bytes."""
+    if tables.schema is None and not tables.prefix:
+        return "asyncjobq"
+    name = f"{tables.schema or ''}.{tables.prefix}"
+    return f"asyncjobq_{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def _lanes(jobs: Table) -> Select[Any]:
+    """Walk the index of ready jobs from lane to lane, one look-up each; LIMIT ends the walk."""
+    start = (
+        func.unnest(*(cast(bindparam(f"{name}_array"), ARRAY(Text)) for name in LANE))
+        .table_valued(*LANE)
+        .render_derived("start")
+    )
+
+    def step(origin: Any, compare: Callable[[Any, Any], Any]) -> Select[Any]:
+        here = tuple_(jobs.c.limit_key, jobs.c.group_key)
+        head = (
+            select(*lanes.head_columns(jobs))
+            .where(
+                in_state(jobs, State.READY),
+                jobs.c.queue == origin.c.queue,
+                jobs.c.type == origin.c.type,
+                compare(here, tuple_(origin.c.limit_key, origin.c.group_key)),
+            )
+            .order_by(jobs.c.limit_key, jobs.c.group_key, jobs.c.priority, jobs.c.id)
+            .limit(1)
+            .lateral("head")
+        )
+        return select(head).select_from(origin).join(head, true())
+
+    lane = step(start, operator.ge).cte("lane", recursive=True)
+    lane = lane.union_all(step(lane, operator.gt))
+    return select(lane).limit(bindparam("bound", type_=Integer))
+
+
+def _first_of_each(jobs: Table, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
+    """Select the first ids of each take across its lanes, locked, skipping what is locked.
+
+    One static text however many lanes there are: they come as arrays, one LATERAL look each.
+    """
+    lane = (
+        func.unnest(
+            *(cast(bindparam(f"{name}_array"), ARRAY(Text)) for name in LANE),
+            cast(bindparam("take_array"), ARRAY(jobs.c.id.type)),
+            cast(bindparam("count_array"), ARRAY(jobs.c.id.type)),
+        )
+        .table_valued(*LANE, "take", "count")
+        .render_derived("lane")
+    )
+    head = (
+        select(jobs.c.id, jobs.c.priority)
+        .where(*(jobs.c[name] == lane.c[name] for name in LANE), *conditions)
+        .order_by(jobs.c.priority, jobs.c.id)
+        .limit(lane.c["count"])
+        .with_for_update(key_share=True, skip_locked=True, of=jobs)
+        .lateral("head")
+    )
+    place = func.row_number().over(partition_by=lane.c.take, order_by=(head.c.priority, head.c.id))
+    merged = (
+        select(head.c.id, lane.c["count"].label("wanted"), place.label("place"))
+        .select_from(lane)
+        .join(head, true())
+        .cte("merged")
+    )
+    return select(merged.c.id).where(merged.c.place <= merged.c.wanted)
+
+
+def _arrays(takes: Sequence[Take]) -> dict[str, list[Any]]:
+    rows = [(lane, number, take.count) for number, take in enumerate(takes) for lane in take.lanes]
+    arrays: dict[str, list[Any]] = {
+        f"{name}_array": [getattr(lane, name) for lane, _, _ in rows] for name in LANE
+    }
+    arrays["take_array"] = [number for _, number, _ in rows]
+    arrays["count_array"] = [count for _, _, count in rows]
+    return arrays
+
+
+def _unnested(jobs: Table, names: Sequence[str]) -> Any:
+    arrays = (
+        cast(bindparam(f"{name}_array"), ARRAY(_element_type(jobs.c[name]))) for name in names
+    )
+    return (
+        func.unnest(*arrays)
+        .table_valued(*names, with_ordinality="ordinality")
+        .render_derived("source")
+    )
+
+
+def _element_type(column: ColumnElement[Any]) -> Any:
+    return Text() if isinstance(column.type, JsonText) else column.type
+
+
+def _typed(value: ColumnElement[Any], column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return cast(value, JSON) if isinstance(column.type, JsonText) else value
+
+
+async def listen(database: ServerDatabase, wake: Callable[[], None], poll_interval: float) -> None:
+    """LISTEN on a connection of its own, for ever: reconnect, probe, and wake after each gap."""
+    delays = outage_delays()
+    while True:
+        try:
+            await _listen_once(database, wake)
+            delays = outage_delays()
+        except Exception as error:
+            delay = next(delays)
+            logger.warning(
+                "LISTEN is interrupted (%s); trying again in %.1f s. Jobs start by polling "
+                "every %g s meanwhile.",
+                error or type(error).__name__,
+                delay,
+                poll_interval,
+            )
+            await asyncio.sleep(delay)
+
+
+async def _listen_once(database: ServerDatabase, wake: Callable[[], None]) -> None:
+    """Listen until the connection ends; raises what ended it."""
+    ended = asyncio.Event()
+    async with database.detached() as connection:
+        connection.add_termination_listener(lambda _: ended.set())
+        await connection.add_listener(channel(database.backend.tables), lambda *_: wake())
+        wake()  # whatever was committed before this moment sent its notification to nobody
+        while not ended.is_set():
+            await _probe(connection, ended)
+    raise ConnectionError("the connection was closed")
+
+
+async def _probe(connection: Any, ended: asyncio.Event) -> None:
+    """Wait a while, then see whether the connection still answers: a cut line is silent."""
+    try:
+        async with asyncio.timeout(PROBE_INTERVAL):
+            await ended.wait()
+    except TimeoutError:
+        async with asyncio.timeout(PROBE_TIMEOUT):
+            await connection.execute("SELECT 1")
+
+
+def session_settings(lease_ttl: float) -> list[str]:
+    """Return what each of our sessions is told.
+
+    A process that is frozen inside a transaction must not keep its row locks past the lease.
+    """
+    return [
+        f"SET idle_in_transaction_session_timeout = {max(1000, int(lease_ttl * 900))}",
+        "SET jit = off",  # it would cost more than our short statements do
+    ]

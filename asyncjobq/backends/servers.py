@@ -1,0 +1,141 @@
+"""The library's own connections to a database server: a pool beside the application's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Engine, Pool, event
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from asyncjobq.backends.base import Backend, Database, T, Work, sessions_of
+from asyncjobq.backends.loops import PerLoop
+from asyncjobq.clock import monotonic
+from asyncjobq.transactions import CommitUnknownError, Fault, retrying, unavailable
+
+Watch = Callable[["ServerDatabase", Callable[[], None], float], Any]
+
+
+class ServerDatabase(Database):
+    """A server behind an AsyncEngine, which it uses only for sessions of handlers.
+
+    Its own transactions go through a second pool with the engine's settings, at READ COMMITTED:
+    handlers that hold all connections of the engine, or a role with another default isolation
+    level, change nothing. Connections belong to an event loop and are closed with it.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        backend: Backend,
+        *,
+        owns_engine: bool,
+        settings: Sequence[str],
+        idle_limit: float | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.engine = engine
+        self.backend = backend
+        self._settings = settings
+        self._idle_limit = idle_limit
+        self._owns_engine = owns_engine
+        self._watch = watch
+        self._sessions = sessions_of(engine)
+        self._pool = PerLoop(self._make_engine, self._dispose)
+
+    async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
+        async def transaction() -> T:
+            async with (await self._pool.get()).connect() as connection:
+                result: T = await connection.run_sync(work)
+                await self._commit(connection, repeatable)
+                return result
+
+        return await retrying(transaction, self.backend.fault_of)
+
+    async def read(self, work: Work[T]) -> T:
+        return await self.run(work)
+
+    def session(self) -> AsyncSession:
+        return self._sessions()
+
+    async def watch(self, wake: Callable[[], None], poll_interval: float) -> None:
+        if self._watch is not None:
+            await self._watch(self, wake, poll_interval)
+
+    @asynccontextmanager
+    async def detached(self) -> AsyncIterator[Any]:
+        """Hold a driver's connection that takes no place in the pool, and end it afterwards."""
+        async with (await self._pool.get()).connect() as connection:
+            raw = await connection.get_raw_connection()
+            driver: Any = raw.driver_connection
+            raw.detach()
+            try:
+                yield driver
+            finally:
+                driver.terminate()  # at once: saying goodbye over a dead line can take minutes
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def _commit(self, connection: Any, repeatable: bool) -> None:
+        try:
+            await connection.commit()
+        except Exception as error:
+            if self.backend.fault_of(error) is Fault.UNAVAILABLE and not repeatable:
+                raise CommitUnknownError(
+                    f"The connection broke during COMMIT; whether it happened is unknown. "
+                    f"{unavailable(error)}"
+                ) from error
+            raise
+
+    async def _dispose(self, engine: AsyncEngine) -> None:
+        await engine.dispose()
+        if self._owns_engine:
+            await self.engine.dispose()
+
+    def _make_engine(self) -> AsyncEngine:
+        source = self.engine.sync_engine
+        pool = source.pool.recreate()
+        event.listen(pool, "connect", self._apply_settings)
+        if self._idle_limit is not None:
+            _forget_idle(pool, self._idle_limit)
+        return AsyncEngine(
+            Engine(pool, source.dialect, source.url, hide_parameters=source.hide_parameters)
+        )
+
+    def _apply_settings(self, dbapi_connection: Any, record: object) -> None:
+        cursor = dbapi_connection.cursor()
+        try:
+            for statement in self._settings:
+                cursor.execute(statement)
+        finally:
+            cursor.close()
+        dbapi_connection.commit()
+
+
+def _forget_idle(pool: Pool, limit: float) -> None:
+    """Treat connections as dead that were idle for `limit` seconds: the server closes them.
+
+    Using one would fail, and taking leave of it in the usual way would log an error.
+    """
+
+    def returned(connection: Any, record: Any) -> None:
+        record.info["returned_at"] = monotonic()
+
+    def idle_too_long(record: Any) -> bool:
+        return monotonic() - record.info.get("returned_at", monotonic()) >= limit
+
+    def taken(connection: Any, record: Any, proxy: object) -> None:
+        if idle_too_long(record):
+            raise DisconnectionError("closed by the server meanwhile")
+        record.info.pop("returned_at", None)
+
+    def closed(connection: Any, record: Any) -> None:
+        if idle_too_long(record):
+            connection.driver_connection.close()
+
+    event.listen(pool, "checkin", returned)
+    event.listen(pool, "checkout", taken)
+    event.listen(pool, "close", closed)

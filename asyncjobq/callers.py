@@ -1,0 +1,59 @@
+"""Work inside a transaction that is the caller's: never begun, committed or repeated here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, event
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from asyncjobq.errors import ConfigurationError
+from asyncjobq.models import JobRow
+from asyncjobq.wake import ring_all
+
+T = TypeVar("T")
+
+AsyncCaller = AsyncSession | AsyncConnection
+SyncCaller = Session | Connection
+
+_RINGS = "asyncjobq rings at commit"
+
+
+async def in_transaction_of(caller: AsyncCaller, work: Callable[[Connection], T]) -> T:
+    """Run `work` on the connection of the caller's transaction."""
+    if isinstance(caller, AsyncSession):
+        return await caller.run_sync(lambda session: in_sync_transaction_of(session, work))
+    if isinstance(caller, AsyncConnection):
+        return await caller.run_sync(lambda connection: in_sync_transaction_of(connection, work))
+    if isinstance(caller, Session | Connection):
+        raise ConfigurationError(
+            f"session= is a synchronous {type(caller).__name__}; use enqueue_sync() with it."
+        )
+    raise ConfigurationError(
+        f"session= takes an AsyncSession or AsyncConnection, not {type(caller).__name__}."
+    )
+
+
+def in_sync_transaction_of(caller: SyncCaller, work: Callable[[Connection], T]) -> T:
+    """Run `work` on the connection of the caller's transaction, and ring when that commits."""
+    if isinstance(caller, Session):
+        # By our own model, for sessions that bind models to different databases.
+        connection = caller.connection(bind_arguments={"mapper": JobRow})
+    elif isinstance(caller, Connection):
+        connection = caller
+    else:
+        raise ConfigurationError(
+            f"session= takes a Session or Connection here, not {type(caller).__name__}."
+        )
+    result = work(connection)
+    _ring_at_commit(caller)
+    return result
+
+
+def _ring_at_commit(caller: Any) -> None:
+    """Wake this process's workers at each commit from now on; a ring too many costs one look."""
+    if _RINGS not in caller.info and isinstance(caller, Session):
+        caller.info[_RINGS] = True
+        event.listen(caller, "after_commit", lambda _: ring_all())

@@ -1,0 +1,142 @@
+"""Every error that the library raises, grouped by what the caller does next.
+
+    AsyncJobQError
+    ├── ConfigurationError            fix the program or its settings
+    │   ├── UnsupportedDatabaseError  choose another database, driver or version
+    │   ├── SchemaError               create or upgrade the tables, or name them differently
+    │   └── HandlerError              correct a handler's registration
+    ├── InvalidJobError               fix the call; nothing was written
+    │   ├── ArgumentsError            the job's arguments
+    │   ├── UnknownUpstreamError      ids in depends_on that do not exist
+    │   └── ResultError               a handler's result cannot be stored
+    ├── JobNotFoundError              no job has this id
+    ├── JobEndedError                 wait() has no result to return
+    │   ├── JobFailed
+    │   └── JobCancelled
+    ├── DatabaseUnavailableError      nothing was written; try again later
+    └── SchedulerStateError           e.g. serve() while it serves already
+
+Raised by handlers, and never by the library, to say how their attempt ends:
+`Retry`, `Snooze`, `Fail` and `Cancel`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class AsyncJobQError(Exception):
+    """Root of the library's errors."""
+
+
+class ConfigurationError(AsyncJobQError, ValueError):
+    """The program or its settings are wrong."""
+
+
+class UnsupportedDatabaseError(ConfigurationError):
+    """This database, driver, version or storage engine cannot keep the library's promises."""
+
+
+class SchemaError(ConfigurationError):
+    """The library's tables are missing, foreign, or of another version."""
+
+
+class HandlerError(ConfigurationError):
+    """A handler cannot be registered as it stands."""
+
+
+class InvalidJobError(AsyncJobQError, ValueError):
+    """A job cannot be enqueued as described; nothing was written."""
+
+
+class ArgumentsError(InvalidJobError):
+    """The arguments do not fit the handler or cannot be stored as JSON."""
+
+
+class UnknownUpstreamError(InvalidJobError):
+    """`depends_on` names jobs that do not exist or are not visible to this transaction."""
+
+    def __init__(self, job_ids: list[int]) -> None:
+        self.job_ids = job_ids
+        listed = ", ".join(map(str, job_ids[:10])) + (", …" if len(job_ids) > 10 else "")
+        super().__init__(
+            f"depends_on names jobs that do not exist: {listed}. Enqueue upstreams first, in this "
+            "transaction or in one that is already committed."
+        )
+
+
+class ResultError(InvalidJobError):
+    """A handler's result cannot be stored as JSON."""
+
+
+class JobNotFoundError(AsyncJobQError, LookupError):
+    """No job has this id."""
+
+    def __init__(self, job_id: int) -> None:
+        self.job_id = job_id
+        super().__init__(
+            f"There is no job {job_id}: it was never committed, was pruned, or lives in other tables "
+            "(check the URL, schema and table_prefix)."
+        )
+
+
+class JobEndedError(AsyncJobQError):
+    """A job that was waited for ended without a result."""
+
+    def __init__(self, job_id: int, message: str) -> None:
+        self.job_id = job_id
+        super().__init__(message)
+
+
+class JobFailed(JobEndedError):
+    """The job ended `failed`; `error` is its stored reason."""
+
+    def __init__(self, job_id: int, error: str | None) -> None:
+        self.error = error
+        super().__init__(job_id, f"Job {job_id} failed: {error or 'no reason was recorded'}")
+
+
+class JobCancelled(JobEndedError):
+    """The job ended `cancelled`; `cause` is the id of the job whose end cancelled it, if any."""
+
+    def __init__(self, job_id: int, error: str | None, cause: int | None) -> None:
+        self.error = error
+        self.cause = cause
+        super().__init__(job_id, f"Job {job_id} was cancelled: {error or 'on request'}")
+
+
+class DatabaseUnavailableError(AsyncJobQError):
+    """The database could not be reached; nothing was written and the call may be repeated."""
+
+
+class SchedulerStateError(AsyncJobQError, RuntimeError):
+    """The scheduler is not in a state in which this call makes sense."""
+
+
+class AttemptEnd(Exception):  # noqa: N818  raised for control flow, not to report a fault
+    """How a handler ends its own attempt; see the subclasses."""
+
+
+class Retry(AttemptEnd):
+    """Run this job again, after a delay in seconds (default: the handler's retry policy)."""
+
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+        self.reason = reason
+        self.after = after.total_seconds() if isinstance(after, timedelta) else after
+        super().__init__(reason or "the handler asked for a retry")
+
+
+class Snooze(AttemptEnd):
+    """Run this job again after a delay in seconds; costs no attempt."""
+
+    def __init__(self, after: float | timedelta) -> None:
+        self.after = after.total_seconds() if isinstance(after, timedelta) else float(after)
+        super().__init__(f"the handler snoozed for {self.after:g} s")
+
+
+class Fail(AttemptEnd):
+    """End this job as failed now, whatever attempts are left."""
+
+
+class Cancel(AttemptEnd):
+    """End this job as cancelled now."""

@@ -1,0 +1,107 @@
+"""Weighted fair share: which group gets the next free slot. Pure, without a database.
+
+Start-time fair queueing (Goyal, Vin and Cheng, 1996): each group has a virtual time that advances
+by its slot-seconds divided by its weight, and the group that is furthest behind goes next. The
+time that a job will take is estimated at its start by the group's recent mean and corrected at
+its end. A group that is new or returns starts at the current virtual time: it owes nothing for the
+past and is owed nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from asyncjobq.backends.base import Lane, Take
+
+_RECENT: Final = 0.2  # share of the newest run in a group's mean
+_FIRST_GUESS: Final = 0.05  # seconds, until anything was measured
+_REMEMBERED: Final = 20_000  # groups
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a started job was charged with, to be corrected at its end."""
+
+    group: str
+    weight: float
+    seconds: float
+
+
+class FairShare:
+    """The virtual times of one worker's groups."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._virtual: dict[str, float] = {}
+        self._mean: dict[str, float] = {}
+        self._overall = _FIRST_GUESS
+        self._turn: dict[str, int] = {}
+        self._turns = 0
+
+    def allocate(self, lanes: Sequence[Lane], free: Mapping[str, int], slots: int) -> list[Take]:
+        """Give `slots` one by one to groups; `free` bounds them by queue.
+
+        Returns how many jobs to take from the lanes of each group in each queue.
+        """
+        by_group: dict[str, list[Lane]] = {}
+        for lane in sorted(lanes, key=lambda lane: lane.head_priority):
+            by_group.setdefault(lane.group_key, []).append(lane)
+        left = Counter(dict(free))
+        counts: Counter[tuple[str, str]] = Counter()
+        heap = [(*self._position(group), group) for group in by_group]
+        heapq.heapify(heap)
+        while heap and slots > 0:
+            virtual, turn, group = heapq.heappop(heap)
+            lane = next((lane for lane in by_group[group] if left[lane.queue] > 0), None)
+            if lane is None:
+                continue
+            counts[group, lane.queue] += 1
+            left[lane.queue] -= 1
+            slots -= 1
+            step = self._estimate(group) / lane.head_weight
+            heapq.heappush(heap, (virtual + step, turn, group))
+        return [
+            Take(tuple(lane for lane in by_group[group] if lane.queue == queue), count)
+            for (group, queue), count in counts.items()
+        ]
+
+    def start(self, group: str, weight: float) -> Charge:
+        """Charge a group for a job that starts now."""
+        begun, _ = self._position(group)
+        self._now = max(self._now, begun)
+        charge = Charge(group, weight, self._estimate(group))
+        self._virtual[group] = begun + charge.seconds / weight
+        self._turns += 1
+        self._turn[group] = self._turns
+        if len(self._virtual) > _REMEMBERED:
+            self._forget()
+        return charge
+
+    def finish(self, charge: Charge, seconds: float) -> None:
+        """Correct a charge by the time that the job really held its slot."""
+        group = charge.group
+        mean = self._mean.get(group)
+        self._mean[group] = seconds if mean is None else mean + _RECENT * (seconds - mean)
+        self._overall += _RECENT * (seconds - self._overall)
+        if group in self._virtual:
+            self._virtual[group] += (seconds - charge.seconds) / charge.weight
+
+    def _position(self, group: str) -> tuple[float, int]:
+        return max(self._virtual.get(group, self._now), self._now), self._turn.get(group, 0)
+
+    def _estimate(self, group: str) -> float:
+        return max(self._mean.get(group, self._overall), 1e-6)
+
+    def _forget(self) -> None:
+        """Drop the groups that are not ahead: they would start at the current time anyway."""
+        self._drop(group for group, virtual in self._virtual.items() if virtual <= self._now)
+
+    def _drop(self, groups: Iterable[str]) -> None:
+        for group in list(groups):
+            del self._virtual[group]
+            self._mean.pop(group, None)
+            self._turn.pop(group, None)

@@ -1,0 +1,77 @@
+"""Write how attempts ended: the result, the state and the end of the lease in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from asyncjobq.backends.base import Backend
+from asyncjobq.lease import Lease, still_ours
+from asyncjobq.outcomes import Ending, Outcome
+from asyncjobq.states import TERMINAL, State
+from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A lease and the outcome that it is to be given back with."""
+
+    lease: Lease
+    outcome: Outcome
+
+
+@dataclass
+class Written:
+    """What became of a batch of outcomes."""
+
+    written: list[Finished] = field(default_factory=list)
+    lost: list[Finished] = field(default_factory=list)
+    held: list[Finished] = field(default_factory=list)
+    """Rows that some transaction has locked: nothing was written, to be tried again."""
+    unsettled: bool = False
+    """Whether one of them has dependants or a parent, for `settle.py` to tell."""
+
+
+def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Finished]) -> Written:
+    """Write a batch of outcomes under their fences.
+
+    Outcomes of leases that were lost change nothing.
+    """
+    jobs = backend.tables.jobs
+    result = Written()
+    waiting = {item.lease.job_id: item for item in batch}
+    columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
+    rows = backend.lock_rows(connection, list(waiting), columns, jobs.c.in_flight)
+    moves: list[End | Return] = []
+    for row in rows:
+        item = waiting.pop(row.id)
+        if (row.lease_owner, row.lease_token) != (item.lease.owner, item.lease.token):
+            result.lost.append(item)
+            continue
+        result.written.append(item)
+        moves.append(_move(item, row.cancel_requested))
+    ends = [move for move in moves if isinstance(move, End)]
+    result.unsettled = end_jobs(connection, backend, ends)
+    return_jobs(connection, backend, [move for move in moves if isinstance(move, Return)])
+    ours = still_ours(connection, backend, [item.lease for item in waiting.values()])
+    for item in waiting.values():
+        (result.held if item.lease in ours else result.lost).append(item)
+    return result
+
+
+def _move(item: Finished, cancel_requested: bool) -> End | Return:
+    lease, outcome = item.lease, item.outcome
+    locked = Locked(lease.job_id, lease.owner, lease.token)
+    if outcome.state in TERMINAL:
+        return End(locked, outcome.state, outcome.result, outcome.error)
+    if cancel_requested:
+        return End(locked, State.CANCELLED, error="cancelled on request")
+    return Return(locked, outcome.retry_after or 0.0, outcome.error, outcome.costs_attempt)
+
+
+def failed_instead(item: Finished, reason: str) -> Finished:
+    """Return the outcome for one that the database refused for its data."""
+    error = f"The database refused the outcome ({item.outcome.ending}): {reason}"
+    return Finished(item.lease, Outcome(Ending.FAILED, error=error))

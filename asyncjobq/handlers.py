@@ -1,0 +1,273 @@
+"""Handlers: the functions that run jobs, and the registries that find them by type.
+
+A registry exists without a scheduler, so modules of handlers import nothing else:
+
+    images = Handlers()
+
+    @images.handler(timeout=60)
+    async def resize(path: str, width: int = 800) -> dict[str, int]: ...
+
+    resize.job(path="a.png")          # a job to be enqueued
+    await resize(path="a.png")        # the function itself
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, overload
+
+from asyncjobq.arguments import Arguments, underlying
+from asyncjobq.backoff import RetryPolicy, constant, exponential, none
+from asyncjobq.conversion import json_values, reason_of
+from asyncjobq.errors import AsyncJobQError, HandlerError, ResultError
+from asyncjobq.job import UNSET, JobOptions, JobSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator, Mapping
+    from datetime import timedelta
+    from typing import Concatenate
+
+    from asyncjobq.context import JobContext
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
+
+_POLICY_FACTORIES: Final[tuple[object, ...]] = (exponential, constant, none)
+
+
+@dataclass(frozen=True)
+class HandlerOptions:
+    """How the jobs of a handler run, unless a job's own options say otherwise.
+
+    `timeout` is seconds or a timedelta (None: no deadline; left out: the scheduler's default).
+    `aliases` are further types that this handler runs, e.g. its name in earlier releases.
+    """
+
+    timeout: Any = UNSET
+    max_attempts: int = 5
+    retry: RetryPolicy = field(default_factory=exponential)
+    queue: str | None = None
+    limits: tuple[Any, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_attempts is None:
+            raise HandlerError("max_attempts must be an int of at least 1, not None.")
+        if not callable(self.retry) or self.retry in _POLICY_FACTORIES:
+            raise HandlerError(f"retry takes a policy such as exponential(), not {self.retry!r}.")
+        try:
+            checked = JobOptions(
+                timeout=self.timeout, max_attempts=self.max_attempts, queue=self.queue
+            )
+        except AsyncJobQError as error:
+            raise HandlerError(str(error)) from error
+        object.__setattr__(self, "timeout", checked.timeout)
+        object.__setattr__(self, "limits", _tuple_of("limits", self.limits))
+        object.__setattr__(self, "aliases", _tuple_of("aliases", self.aliases))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Make options of keyword arguments, naming the ones that do not exist."""
+        for name in given:
+            if name not in OPTION_NAMES:
+                options = ", ".join(OPTION_NAMES)
+                raise HandlerError(f"Unknown handler option {name!r}; the options are {options}.")
+        return cls(**given)
+
+
+OPTION_NAMES: Final = tuple(field.name for field in fields(HandlerOptions))
+
+
+class Handler(Generic[F_co]):
+    """A registered function: callable as itself, and what makes and checks its jobs."""
+
+    def __init__(self, function: F_co, type_name: str | None, options: HandlerOptions) -> None:
+        _check_callable(function)
+        functools.update_wrapper(self, function)
+        self.function = function
+        name = _name_of(function) if type_name is None else type_name
+        self.types = tuple(dict.fromkeys(map(_checked_type, (name, *options.aliases))))
+        self.type = self.types[0]
+        self.options = options
+        self.is_async = _is_async(function)
+        self._arguments = Arguments(self.type, function)
+
+    def __call__(self: Handler[Callable[P, R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    # The kinds of functions are told apart here and not in `Handlers.handler`: an Any in the
+    # function's own types would match several overloads there, and mypy then answers Any.
+    @overload
+    def job(
+        self: Handler[Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> JobSpec[R]: ...
+    @overload
+    def job(
+        self: Handler[Callable[Concatenate[JobContext, P], R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> JobSpec[R]: ...
+    @overload
+    def job(
+        self: Handler[Callable[P, Coroutine[Any, Any, R]]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobSpec[R]: ...
+    @overload
+    def job(self: Handler[Callable[P, R]], /, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]: ...
+    def job(self, /, *args: Any, **kwargs: Any) -> JobSpec[Any]:
+        """Return a job with these arguments, to be enqueued; the context is not among them."""
+        stored = self._arguments.encode(args, kwargs)
+        return JobSpec(self.type, stored, default_queue=self.options.queue)
+
+    def encode(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments as they are stored: checked, as JSON values, without defaults."""
+        return self._arguments.encode((), args)
+
+    def decode(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored arguments as keyword arguments for the function."""
+        return self._arguments.decode(stored)
+
+    def encode_result(self, value: Any) -> Any:
+        """Return what the function returned as JSON values."""
+        try:
+            return json_values(value)
+        except Exception as error:  # also whatever the user's own serializers raise
+            raise ResultError(
+                f"The result of {self.type!r} cannot be stored: {reason_of(error)}. "
+                "Return JSON values, pydantic models or dataclasses."
+            ) from error
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether the function's first parameter is the JobContext."""
+        return self._arguments.takes_context
+
+    @property
+    def place(self) -> str:
+        """Where the function is defined, for messages."""
+        code = getattr(underlying(self.function), "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.type!r} at {self.place}>"
+
+
+AnyHandler = Handler[Callable[..., Any]]
+
+
+class Handlers:
+    """A registry of handlers."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[str, AnyHandler] = {}
+
+    @overload
+    def handler(self, function: F, /) -> Handler[F]: ...
+    @overload
+    def handler(
+        self,
+        type_name: str | None = None,
+        /,
+        *,
+        timeout: float | timedelta | None = ...,
+        max_attempts: int = ...,
+        retry: RetryPolicy = ...,
+        queue: str | None = ...,
+        limits: Iterable[Any] = ...,
+        aliases: Iterable[str] = ...,
+    ) -> Callable[[F], Handler[F]]: ...
+    def handler(self, given: Any = None, /, **options: Any) -> Any:
+        """Register the decorated function as the handler of a type: the name given, or its own.
+
+        For the options see `HandlerOptions`.
+        """
+        if given is None or isinstance(given, str):
+            return functools.partial(self._register, given, HandlerOptions.of(options))
+        return self._register(None, HandlerOptions.of(options), given)
+
+    def include(self, *others: Handlers) -> None:
+        """Take over the handlers that other registries have now."""
+        for other in others:
+            for handler in other:
+                self._add(handler)
+
+    def find(self, type_name: str, /) -> AnyHandler | None:
+        """Return the handler of a type, also by alias."""
+        return self._by_type.get(type_name)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """All types that have a handler, aliases included, sorted."""
+        return tuple(sorted(self._by_type))
+
+    def __iter__(self) -> Iterator[AnyHandler]:
+        return iter(dict.fromkeys(self._by_type.values()))
+
+    def __len__(self) -> int:
+        return len(set(self._by_type.values()))
+
+    def _register(self, type_name: str | None, options: HandlerOptions, function: F) -> Handler[F]:
+        handler = Handler(function, type_name, options)
+        self._add(handler)
+        return handler
+
+    def _add(self, handler: AnyHandler) -> None:
+        for name in handler.types:
+            known = self._by_type.get(name, handler)
+            if known is not handler:
+                raise HandlerError(
+                    f"{name!r} has two handlers, at {known.place} and at {handler.place}. Give "
+                    'one another name: @handlers.handler("name").'
+                )
+        self._by_type |= dict.fromkeys(handler.types, handler)
+
+
+def _check_callable(function: Any) -> None:
+    if inspect.isclass(function) or not callable(function):
+        raise HandlerError(f"A handler is a def or an async def, not {function!r}.")
+    if any(
+        inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in _calls(function)
+    ):
+        raise HandlerError(
+            f"{function!r} yields, and nobody would iterate over it. Return a list instead, or "
+            "report what happens on the way with the context's progress()."
+        )
+
+
+def _is_async(function: Any) -> bool:
+    """Tell whether calling it gives an awaitable, also through a plain decorator's wrapper."""
+    return any(map(inspect.iscoroutinefunction, (*_calls(function), inspect.unwrap(function))))
+
+
+def _calls(function: Any) -> tuple[Any, Any]:
+    return function, function.__call__
+
+
+def _name_of(function: Any) -> str:
+    name = getattr(function, "__name__", "<lambda>")
+    if name == "<lambda>":
+        raise HandlerError(
+            f'{function!r} has no name of its own; give it one: handlers.handler("name")(...).'
+        )
+    return str(name)
+
+
+def _checked_type(name: str) -> str:
+    try:
+        return JobSpec[Any](name).type
+    except AsyncJobQError as error:
+        raise HandlerError(str(error)) from error
+
+
+def _tuple_of(option: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise HandlerError(f"{option} takes a tuple, not {value!r}.")
+    return tuple(value)

@@ -1,0 +1,73 @@
+"""Reading jobs: plain selects, no locks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from asyncjobq.backends.base import Backend
+from asyncjobq.errors import ConfigurationError, JobNotFoundError
+from asyncjobq.job import COLUMNS, Job
+from asyncjobq.states import State
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which jobs `find` returns: those that match all that is given, oldest first."""
+
+    state: State | str | Iterable[State | str] | None = None
+    type: str | None = None
+    queue: str | None = None
+    group_key: str | None = None
+    limit: int = 100
+    after: int = 0
+    """Ids up to this one are left out: the last id of the page before."""
+
+    @property
+    def states(self) -> list[State] | None:
+        """The states asked for; raises ConfigurationError naming the states there are."""
+        if self.state is None:
+            return None
+        given = [self.state] if isinstance(self.state, str) else list(self.state)
+        try:
+            return [State(state) for state in given]
+        except ValueError as error:
+            known = ", ".join(State)
+            raise ConfigurationError(f"{error}; the states are {known}.") from error
+
+
+def get_job(connection: Connection, backend: Backend, job_id: int) -> Job[Any]:
+    """Return one job; raises JobNotFoundError."""
+    jobs = backend.tables.jobs
+    row = connection.execute(_columns(backend).where(jobs.c.id == job_id)).one_or_none()
+    if row is None:
+        raise JobNotFoundError(job_id)
+    return Job.from_row(row)
+
+
+def find_jobs(connection: Connection, backend: Backend, wanted: Filter) -> list[Job[Any]]:
+    """Return the jobs that match, in id order."""
+    jobs = backend.tables.jobs
+    query = _columns(backend).where(jobs.c.id > wanted.after)
+    for name in ("type", "queue", "group_key"):
+        if getattr(wanted, name) is not None:
+            query = query.where(jobs.c[name] == getattr(wanted, name))
+    if wanted.states is not None:
+        query = query.where(jobs.c.state.in_(wanted.states))
+    rows = connection.execute(query.order_by(jobs.c.id).limit(wanted.limit))
+    return [Job.from_row(row) for row in rows]
+
+
+def upstreams_of(connection: Connection, backend: Backend, job_id: int) -> list[Job[Any]]:
+    """Return the jobs that a job depends on, in id order."""
+    jobs, deps = backend.tables.jobs, backend.tables.deps
+    query = _columns(backend).join(deps, deps.c.depends_on_id == jobs.c.id)
+    rows = connection.execute(query.where(deps.c.job_id == job_id).order_by(jobs.c.id))
+    return [Job.from_row(row) for row in rows]
+
+
+def _columns(backend: Backend) -> Any:
+    return select(*(backend.tables.jobs.c[name] for name in COLUMNS))

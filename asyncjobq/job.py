@@ -1,0 +1,256 @@
+"""What callers hand in (`JobSpec` with its `JobOptions`) and get back (`Job`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
+
+from sqlalchemy import Row
+
+from asyncjobq import codec
+from asyncjobq.clock import aware_utc, seconds
+from asyncjobq.errors import ArgumentsError, ConfigurationError, InvalidJobError
+from asyncjobq.models import DEFAULT_PRIORITY
+from asyncjobq.states import TERMINAL, Kind, State
+
+R = TypeVar("R", covariant=True)
+
+NO_TIMEOUT: Final = 0.0
+"""How `timeout=None` is stored; NULL stands for the handler's timeout."""
+
+
+class _Unset:
+    """A value that was not given, where None means something else."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = _Unset()
+
+
+@dataclass(frozen=True)
+class Job(Generic[R]):
+    """A job as it was when it was read: plain values, no database behind them."""
+
+    id: int
+    queue: str
+    type: str
+    kind: Kind
+    state: State
+    args: dict[str, Any]
+    name: str | None = None
+    result: Any = None
+    error: str | None = None
+    cause: int | None = None
+    parent_id: int | None = None
+    group_key: str = ""
+    weight: float = 1.0
+    priority: int = DEFAULT_PRIORITY
+    limit_key: str = ""
+    cost: float = 1.0
+    run_after: datetime | None = None
+    timeout: float | None = None
+    max_attempts: int | None = None
+    attempt: int = 0
+    lease_owner: str | None = None
+    lease_expires: datetime | None = None
+    heartbeat_at: datetime | None = None
+    cancel_requested: bool = False
+    progress: Any = None
+    checkpoint: Any = None
+    meta: dict[str, Any] | None = None
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is done, failed or cancelled."""
+        return self.state in TERMINAL
+
+    @classmethod
+    def from_row(cls, row: Row[Any]) -> Self:
+        """Make a job of a row that has (at least) the columns named like the fields."""
+        values = {name: getattr(row, name) for name in COLUMNS}
+        return cls(**{**values, "kind": Kind(row.kind), "state": State(row.state)})
+
+
+COLUMNS: Final = tuple(field.name for field in fields(Job))
+
+JobRef = Job[Any] | int
+"""How calls name a job: itself or its id."""
+
+
+def id_of(job: JobRef) -> int:
+    """Return a job's id, refusing what is neither a job nor an id."""
+    if isinstance(job, Job):
+        return job.id
+    if isinstance(job, int) and not isinstance(job, bool):
+        return job
+    raise InvalidJobError(f"A job is named by itself or its integer id, not by {job!r}.")
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The options of one job; what is left out takes the handler's value, or the default.
+
+    `run_after` is an aware datetime, or a timedelta or seconds from now; `timeout` seconds or a
+    timedelta (None: no deadline); smaller `priority` runs first; `weight` is the group's share.
+    """
+
+    queue: str | None = None
+    name: str | None = None
+    group_key: str = ""
+    weight: float = 1.0
+    priority: int = DEFAULT_PRIORITY
+    run_after: datetime | timedelta | float | None = None
+    timeout: float | timedelta | None | _Unset = UNSET
+    max_attempts: int | None = None
+    depends_on: Iterable[JobRef] = ()
+    cost: float = 1.0
+    meta: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for option, longest in (("queue", 64), ("group_key", 255), ("name", 255)):
+            _check_text(option, getattr(self, option), longest, optional=option != "group_key")
+        if self.queue == "":
+            raise InvalidJobError("queue must not be empty.")
+        _check_number("weight", self.weight, low=0, exclusive=True)
+        _check_number("cost", self.cost, low=0)
+        _check_integer("priority", self.priority, low=-(2**31))
+        if self.max_attempts is not None:
+            _check_integer("max_attempts", self.max_attempts, low=1)
+        upstreams = self.depends_on
+        if isinstance(upstreams, str | Job | int) or not isinstance(upstreams, Iterable):
+            raise InvalidJobError(f"depends_on takes a list of jobs or ids, not {upstreams!r}.")
+        object.__setattr__(self, "depends_on", tuple(dict.fromkeys(map(id_of, upstreams))))
+        object.__setattr__(self, "run_after", _moment(self.run_after))
+        object.__setattr__(self, "timeout", stored_timeout(self.timeout))
+        if self.meta is not None:
+            object.__setattr__(self, "meta", _checked_meta(self.meta))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Make options of keyword arguments, naming the ones that do not exist."""
+        return cls()._with(given)
+
+    def _with(self, given: Mapping[str, Any]) -> Self:
+        unknown = [name for name in given if name not in OPTION_NAMES]
+        if unknown:
+            raise InvalidJobError(
+                f"Unknown job option {unknown[0]!r}; the options are {', '.join(OPTION_NAMES)}. "
+                "Arguments of the handler go into handler.job(...), or the dict after the type."
+            )
+        return replace(self, **given)
+
+
+OPTION_NAMES: Final = tuple(field.name for field in fields(JobOptions))
+
+
+@dataclass(frozen=True)
+class JobSpec(Generic[R]):
+    """A job to be enqueued: its type, its arguments as JSON values, its options."""
+
+    type: str
+    args: dict[str, Any] = field(default_factory=dict)
+    chosen: JobOptions = field(default_factory=JobOptions)
+    default_queue: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_text("type", self.type, 128)
+        if not self.type:
+            raise InvalidJobError("A job's type must not be empty.")
+        if not isinstance(self.args, dict) or not all(isinstance(key, str) for key in self.args):
+            raise ArgumentsError(
+                f"The arguments of {self.type!r} are a dict with the parameters' names as keys, "
+                f"not {codec.printable(repr(self.args), 100)}."
+            )
+
+    def options(self, **given: Unpack[JobOptionArgs]) -> JobSpec[R]:
+        """Return this job with these options set; see `JobOptions` for names and units."""
+        return replace(self, chosen=self.chosen._with(given))
+
+    @property
+    def queue(self) -> str:
+        """The queue it goes to: the job's option, else its handler's, else "default"."""
+        return self.chosen.queue or self.default_queue or "default"
+
+
+def stored_timeout(value: Any) -> Any:
+    """Return a timeout as it is stored: seconds, `NO_TIMEOUT`, or UNSET for the handler's."""
+    if isinstance(value, _Unset) or value is NO_TIMEOUT:
+        return value
+    if value is None:
+        return NO_TIMEOUT
+    number = seconds(value, "timeout")
+    if number <= 0:
+        raise InvalidJobError(
+            f"timeout must be greater than 0 seconds, not {value!r}; None means no deadline."
+        )
+    return number
+
+
+def _moment(value: Any) -> datetime | timedelta | None:
+    if value is None or isinstance(value, timedelta):
+        return value
+    if isinstance(value, datetime):
+        return aware_utc(value, "run_after")
+    try:
+        return timedelta(seconds=seconds(value, "run_after"))
+    except (ConfigurationError, OverflowError) as error:
+        raise InvalidJobError(
+            f"run_after takes an aware datetime, a timedelta or seconds, not {value!r}."
+        ) from error
+
+
+def _checked_meta(meta: Any) -> dict[str, Any]:
+    if not isinstance(meta, Mapping):
+        raise InvalidJobError(f"meta takes a dict, not {meta!r}.")
+    try:
+        codec.encode(dict(meta))
+    except ValueError as error:
+        raise InvalidJobError(f"meta cannot be stored: {error}.") from error
+    return dict(meta)
+
+
+def _check_text(option: str, value: Any, longest: int, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, str):
+        raise InvalidJobError(f"{option} must be a str, not {value!r}.")
+    if len(value) > longest:
+        raise InvalidJobError(f"{option} may have {longest} characters; this has {len(value)}.")
+    if "\x00" in value or codec.printable(value, len(value)) != value:
+        raise InvalidJobError(f"{option}={value!r} has characters that databases do not store.")
+
+
+def _check_number(option: str, value: Any, *, low: float, exclusive: bool = False) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not low <= value < float("inf") or (exclusive and value == low):
+        bound = f"greater than {low}" if exclusive else f"at least {low}"
+        raise InvalidJobError(f"{option} must be a finite number {bound}, not {value!r}.")
+
+
+def _check_integer(option: str, value: Any, *, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+        raise InvalidJobError(f"{option} must be an int from {low} to {2**31 - 1}, not {value!r}.")
+
+
+class JobOptionArgs(TypedDict, total=False):
+    """The options of one job as keyword arguments, for type checkers; see `JobOptions`."""
+
+    queue: str | None
+    name: str | None
+    group_key: str
+    weight: float
+    priority: int
+    run_after: datetime | timedelta | float | None
+    timeout: float | timedelta | None
+    max_attempts: int | None
+    depends_on: Iterable[JobRef]
+    cost: float
+    meta: Mapping[str, Any] | None

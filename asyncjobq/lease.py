@@ -1,0 +1,217 @@
+"""A lease's whole life: claim, renew, reclaim.
+
+A lease is the triple of job id, owner and token. Every write on its behalf is fenced by all three,
+so an owner that comes back late changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    case,
+    func,
+    literal,
+    select,
+    update,
+)
+
+from asyncjobq import ready
+from asyncjobq.backends.base import Backend, Take, chunked
+from asyncjobq.states import State
+from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
+
+WORKER_LOST: Final = (
+    "The worker was lost (its lease ran out) in attempt {attempt} of {max_attempts}. A job whose "
+    "process dies is run again until its attempts are used up."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to run one job until it expires; `owner` and `token` fence its writes."""
+
+    job_id: int
+    owner: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A job that this worker has leased; `args` is still JSON text."""
+
+    lease: Lease
+    queue: str
+    type: str
+    args: str
+    group_key: str
+    weight: float
+    attempt: int
+    max_attempts: int
+    timeout: float
+    created_at: datetime
+    started_at: datetime
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a claim fills in where a job says nothing: by type, and for all other types."""
+
+    max_attempts: Mapping[str, int]
+    timeout: Mapping[str, float]
+
+
+@dataclass
+class Renewal:
+    """What became of each lease in a renewal."""
+
+    renewed: set[Lease] = field(default_factory=set)
+    lost: set[Lease] = field(default_factory=set)
+    held: set[Lease] = field(default_factory=set)
+    """Rows that some transaction has locked: still ours, to be renewed soon."""
+    cancel_requested: set[Lease] = field(default_factory=set)
+
+
+def claim_once(
+    connection: Connection,
+    backend: Backend,
+    owner: str,
+    takes: Sequence[Take],
+    ttl: float,
+    defaults: Defaults,
+) -> list[Claimed]:
+    """Lease up to the asked number of jobs, for `ttl` seconds, in one atomic transaction."""
+    jobs = backend.tables.jobs
+    values = {
+        "state": State.LEASED,
+        "in_flight": True,
+        "lease_owner": owner,
+        "lease_token": jobs.c.lease_token + 1,
+        "lease_expires": backend.now(ttl),
+        "heartbeat_at": backend.now(),
+        "attempt": jobs.c.attempt + 1,
+        "max_attempts": _filled_in(jobs.c.max_attempts, jobs.c.type, defaults.max_attempts),
+        "timeout": _filled_in(jobs.c.timeout, jobs.c.type, defaults.timeout),
+        "started_at": backend.now(),
+        "updated_at": backend.now(),
+    }
+    columns = [
+        *(jobs.c[name] for name in ("id", "lease_token", "queue", "type", "group_key", "weight")),
+        *(jobs.c[name] for name in ("attempt", "max_attempts", "timeout")),
+        *(jobs.c[name] for name in ("created_at", "started_at")),
+        # As text: a row whose arguments cannot be decoded must fail alone, not spoil the claim.
+        backend.text_of(jobs.c.args).label("args"),
+    ]
+    rows = backend.claim(connection, takes, ready.conditions(backend), values, columns)
+    return [_claimed(row, owner) for row in rows]
+
+
+def renew_once(
+    connection: Connection, backend: Backend, leases: Sequence[Lease], ttl: float
+) -> Renewal:
+    """Extend leases by `ttl` seconds from now; says which are lost and which are to be cancelled.
+
+    Rows that another transaction holds are skipped: waiting for one would let all others expire.
+    """
+    jobs = backend.tables.jobs
+    renewal = Renewal()
+    by_id = {lease.job_id: lease for lease in leases}
+    columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
+    rows = backend.lock_rows(connection, list(by_id), columns, jobs.c.in_flight)
+    for row in rows:
+        lease = by_id.pop(row.id)
+        owned = (row.lease_owner, row.lease_token) == (lease.owner, lease.token)
+        (renewal.renewed if owned else renewal.lost).add(lease)
+        if owned and row.cancel_requested:
+            renewal.cancel_requested.add(lease)
+    _extend(connection, backend, [lease.job_id for lease in renewal.renewed], ttl)
+    renewal.held = still_ours(connection, backend, list(by_id.values()))
+    renewal.lost |= set(by_id.values()) - renewal.held
+    return renewal
+
+
+def still_ours(connection: Connection, backend: Backend, leases: Sequence[Lease]) -> set[Lease]:
+    """Return the leases whose fence still stands, without locking anything."""
+    jobs = backend.tables.jobs
+    by_id = {lease.job_id: lease for lease in leases}
+    found: set[Lease] = set()
+    for chunk in chunked(list(by_id), 500):
+        query = select(jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token).where(
+            jobs.c.id.in_(chunk), jobs.c.in_flight
+        )
+        for row in connection.execute(query):
+            lease = by_id[row.id]
+            if (row.lease_owner, row.lease_token) == (lease.owner, lease.token):
+                found.add(lease)
+    return found
+
+
+def reclaim_once(connection: Connection, backend: Backend, limit: int = 500) -> list[End | Return]:
+    """Take back expired leases: to `ready`, or to an end if that was asked or attempts are up."""
+    jobs = backend.tables.jobs
+    expired = jobs.c.lease_expires < backend.now()
+    candidates = select(jobs.c.id).where(jobs.c.in_flight, expired)
+    ids = list(connection.scalars(candidates.order_by(jobs.c.id).limit(limit)))
+    if not ids:
+        return []
+    columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
+    columns += [jobs.c.attempt, jobs.c.max_attempts]
+    rows = backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired)
+    taken = [_taken_back(row) for row in rows]
+    end_jobs(connection, backend, [item for item in taken if isinstance(item, End)])
+    return_jobs(connection, backend, [item for item in taken if isinstance(item, Return)])
+    return taken
+
+
+def _taken_back(row: Any) -> End | Return:
+    locked = Locked(row.id, row.lease_owner, row.lease_token)
+    if row.cancel_requested:
+        return End(locked, State.CANCELLED, error="cancelled on request; its worker was lost")
+    if row.max_attempts is not None and row.attempt >= row.max_attempts:
+        lost = WORKER_LOST.format(attempt=row.attempt, max_attempts=row.max_attempts)
+        return End(locked, State.FAILED, error=lost)
+    return Return(locked)
+
+
+def _extend(connection: Connection, backend: Backend, ids: list[int], ttl: float) -> None:
+    """Write new expiry times; the rows are locked and their tokens were compared under the lock."""
+    jobs = backend.tables.jobs
+    for chunk in chunked(sorted(ids), 500):
+        connection.execute(
+            update(jobs)
+            .where(jobs.c.id.in_(chunk))
+            .values(state=State.RUNNING, lease_expires=backend.now(ttl), heartbeat_at=backend.now())
+        )
+
+
+def _filled_in(
+    column: ColumnElement[Any], type_column: ColumnElement[str], defaults: Mapping[str, Any]
+) -> ColumnElement[Any]:
+    """Return the column's value, or where it is NULL the default of the row's type."""
+    if len(set(defaults.values())) == 1:
+        fallback: ColumnElement[Any] = literal(next(iter(defaults.values())), column.type)
+    else:
+        typed = {name: literal(value, column.type) for name, value in defaults.items()}
+        fallback = case(typed, value=type_column)
+    return func.coalesce(column, fallback, type_=column.type)
+
+
+def _claimed(row: Any, owner: str) -> Claimed:
+    return Claimed(
+        lease=Lease(row.id, owner, row.lease_token),
+        queue=row.queue,
+        type=row.type,
+        args=row.args,
+        group_key=row.group_key,
+        weight=row.weight,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        timeout=row.timeout,
+        created_at=row.created_at,
+        started_at=row.started_at,
+    )

@@ -1,0 +1,361 @@
+"""The tables, as SQLAlchemy declarative models; every index stands beside the query it serves.
+
+The models describe the default names. `tables_for` gives the same tables under another schema or
+with a prefix. DDL details that differ between databases are SQLAlchemy's own dialect keywords.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from enum import StrEnum
+from typing import Any, Final, cast
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    ColumnElement,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKeyConstraint,
+    FromClause,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    false,
+    literal_column,
+    text,
+    true,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
+from sqlalchemy.types import TypeEngine, UserDefinedType
+
+from asyncjobq import codec
+from asyncjobq.states import State
+
+SCHEMA_VERSION: Final = 1
+WITH_REFERENCES: Final = ("postgresql", "sqlite")
+WITHOUT_REFERENCES: Final = ("mysql", "mariadb")
+LANE: Final = ("queue", "type", "limit_key", "group_key")
+
+
+class JsonText(TypeDecorator[Any]):
+    """JSON kept as the text that `codec` wrote: no database reorders, rounds or re-encodes it."""
+
+    impl = Text
+    cache_ok = True
+    coerce_to_is_types = ()
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(_JsonAsText())
+        if dialect.name in WITHOUT_REFERENCES:
+            return dialect.type_descriptor(
+                mysql.LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin")
+            )
+        return dialect.type_descriptor(Text())
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else codec.encode(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        # PostgreSQL's drivers decode its JSON type themselves.
+        return value if value is None or dialect.name == "postgresql" else codec.decode(value)
+
+
+class _JsonAsText(UserDefinedType[Any]):
+    """PostgreSQL's JSON, bound as text that is JSON already; SQLAlchemy's would encode it again."""
+
+    cache_ok = True
+    render_bind_cast = True
+
+    def get_col_spec(self, **kw: Any) -> str:
+        return "JSON"
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment: aware UTC in Python, with microseconds on every database."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in WITHOUT_REFERENCES:
+            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
+        return dialect.type_descriptor(DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        moment = value.astimezone(UTC)
+        return moment if dialect.name == "postgresql" else moment.replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+class Key(TypeDecorator[str]):
+    """A string compared byte for byte, trailing spaces included, on every database."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in WITHOUT_REFERENCES:
+            mariadb = getattr(dialect, "is_mariadb", False)
+            collation = "utf8mb4_nopad_bin" if mariadb else "utf8mb4_0900_bin"
+            return dialect.type_descriptor(
+                mysql.VARCHAR(self.length, charset="utf8mb4", collation=collation)
+            )
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(postgresql.VARCHAR(self.length, collation="C"))
+        return dialect.type_descriptor(String(self.length))
+
+
+class LongText(TypeDecorator[str]):
+    """Text without a practical bound on every database."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in WITHOUT_REFERENCES:
+            return dialect.type_descriptor(mysql.LONGTEXT(charset="utf8mb4"))
+        return dialect.type_descriptor(Text())
+
+
+# SQLite gives ids that grow and are never used again only to a plain INTEGER primary key.
+Flag = Boolean(create_constraint=False)
+JobId = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
+
+DEFAULT_PRIORITY: Final = 100
+
+_NAMES: Final = {
+    "pk": "%(table_name)s_pkey",
+    "fk": "%(table_name)s_%(column_0_name)s_fkey",
+    "ck": "%(table_name)s_%(constraint_name)s_check",
+}
+_MYSQL: Final = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
+
+
+def _quoted(values: type[StrEnum]) -> str:
+    return ", ".join(f"'{value}'" for value in values)
+
+
+def _partial(name: str, condition: str, *columns: str) -> tuple[Index, Index]:
+    """Return a partial index and, where there are none, the same led by the condition's column.
+
+    SQLite uses a partial index only for queries that spell its condition in the same way, and has
+    no boolean literals.
+    """
+    leading = condition.removeprefix("NOT ").split()[0]
+    spelled = {"NOT settled": "settled = 0", "in_flight": "in_flight = 1"}.get(condition, condition)
+    kept = Index(name, *columns, postgresql_where=text(condition), sqlite_where=text(spelled))
+    plain = Index(name, *dict.fromkeys((leading, *columns)))
+    return (
+        kept.ddl_if(dialect=WITH_REFERENCES),  # type: ignore[return-value]
+        plain.ddl_if(dialect=WITHOUT_REFERENCES),
+    )
+
+
+def _reference(column: str, target: str) -> ForeignKeyConstraint:
+    """Return a foreign key, which MySQL and MariaDB must not have.
+
+    There, a caller's uncommitted edge or child would hold a shared lock on the row of a running
+    job, and block the renewal of every lease of that job's worker.
+    """
+    constraint = ForeignKeyConstraint([column], [target])
+    return constraint.ddl_if(dialect=WITH_REFERENCES)  # type: ignore[return-value]
+
+
+class JobColumns:
+    """The columns, checks and indexes of a job or container."""
+
+    __tablename__: str
+
+    id: Mapped[int] = mapped_column(JobId, primary_key=True, autoincrement=True)
+    queue: Mapped[str] = mapped_column(Key(64))
+    type: Mapped[str] = mapped_column(Key(128))
+    kind: Mapped[str] = mapped_column(Key(16), server_default="job")
+    name: Mapped[str | None] = mapped_column(String(255))
+    args: Mapped[Any] = mapped_column(JsonText)
+    result: Mapped[Any | None] = mapped_column(JsonText)
+    error: Mapped[str | None] = mapped_column(LongText)
+    cause: Mapped[int | None] = mapped_column(BigInteger)
+    state: Mapped[str] = mapped_column(Key(16))
+    parent_id: Mapped[int | None] = mapped_column(JobId)
+    child_key: Mapped[str | None] = mapped_column(Key(255))
+    group_key: Mapped[str] = mapped_column(Key(255), server_default="")
+    weight: Mapped[float] = mapped_column(Double, server_default="1")
+    priority: Mapped[int] = mapped_column(Integer, server_default=str(DEFAULT_PRIORITY))
+    limit_key: Mapped[str] = mapped_column(Key(128), server_default="")
+    cost: Mapped[float] = mapped_column(Double, server_default="1")
+    run_after: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    # NULL: the handler's, filled in by the claim. A timeout of 0 means none.
+    timeout: Mapped[float | None] = mapped_column(Double)
+    max_attempts: Mapped[int | None] = mapped_column(Integer)
+    attempt: Mapped[int] = mapped_column(Integer, server_default="0")
+    lease_owner: Mapped[str | None] = mapped_column(Key(255))
+    # Raised by every claim and never reset: a token that can come back is no fence.
+    lease_token: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    lease_expires: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    in_flight: Mapped[bool] = mapped_column(Flag, server_default=false())
+    heartbeat_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    cancel_requested: Mapped[bool] = mapped_column(Flag, server_default=false())
+    fail_fast: Mapped[bool] = mapped_column(Flag, server_default=false())
+    unique_held: Mapped[str | None] = mapped_column(Key(255))
+    unique_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    progress: Mapped[Any | None] = mapped_column(JsonText)
+    checkpoint: Mapped[Any | None] = mapped_column(JsonText)
+    meta: Mapped[Any | None] = mapped_column(JsonText)
+    settled: Mapped[bool] = mapped_column(Flag, server_default=true())
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        name = cls.__tablename__
+        return (
+            CheckConstraint("in_flight = (state IN ('leased', 'running'))", name="in_flight"),
+            CheckConstraint("kind IN ('job', 'container')", name="kind"),
+            CheckConstraint("weight > 0", name="weight"),
+            CheckConstraint(f"state IN ({_quoted(State)})", name="state"),
+            _reference("parent_id", f"{name}.id"),
+            # The claim and the scan of lanes (ready.py).
+            *_partial(f"{name}_ready", "state = 'ready'", *LANE, "priority", "id"),
+            # Promoting what is due (ready.py).
+            *_partial(f"{name}_due", "state = 'scheduled'", "run_after", "id"),
+            # The reclaim (lease.py). Without lease_expires, so that a renewal touches no index.
+            *_partial(f"{name}_in_flight", "in_flight", "id"),
+            # The outbox (settle.py).
+            *_partial(f"{name}_unsettled", "NOT settled", "id"),
+            # The children of a job and their states (settle.py).
+            Index(f"{name}_children", "parent_id", "state"),
+            # A child that a later attempt of its parent names again (enqueue.py).
+            Index(f"{name}_child_key", "parent_id", "child_key", unique=True),
+            # What a failure cancelled, when it is retried (settle.py).
+            *_partial(f"{name}_cause", "cause IS NOT NULL", "cause"),
+            # Unique keys; NULL collides with nothing.
+            Index(f"{name}_unique_held", "unique_held", unique=True),
+            {"sqlite_autoincrement": True, **_MYSQL},
+        )
+
+
+class JobDepColumns:
+    """One edge: `job_id` waits for `depends_on_id`."""
+
+    __tablename__: str
+    __jobs__: str
+
+    job_id: Mapped[int] = mapped_column(JobId, primary_key=True, autoincrement=False)
+    depends_on_id: Mapped[int] = mapped_column(JobId, primary_key=True, autoincrement=False)
+    satisfied: Mapped[bool] = mapped_column(Flag, server_default=false())
+    on_failure: Mapped[str] = mapped_column(Key(16), server_default="cancel")
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        return (
+            _reference("job_id", f"{cls.__jobs__}.id"),
+            _reference("depends_on_id", f"{cls.__jobs__}.id"),
+            # The dependants of a job that ended (settle.py).
+            Index(f"{cls.__tablename__}_depends_on", "depends_on_id", "satisfied"),
+            _MYSQL,
+        )
+
+
+class SchemaVersionColumns:
+    """One row: which version of these tables this is; its table also marks them as ours."""
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    version: Mapped[int] = mapped_column(Integer)
+
+    __table_args__ = (_MYSQL,)
+
+
+class Base(DeclarativeBase):
+    """Registry of the models under their default names."""
+
+    metadata = MetaData(naming_convention=_NAMES)
+
+
+class JobRow(JobColumns, Base):
+    """One job or container."""
+
+    __tablename__ = "jobs"
+
+
+class JobDepRow(JobDepColumns, Base):
+    """One edge between two jobs."""
+
+    __tablename__ = "job_deps"
+    __jobs__ = "jobs"
+
+
+class SchemaVersionRow(SchemaVersionColumns, Base):
+    """The version of the tables."""
+
+    __tablename__ = "asyncjobq_schema"
+
+
+def in_state(jobs: FromClause, state: State) -> ColumnElement[bool]:
+    """Return the condition that a job is in this state.
+
+    Written into the statement and not bound: a planner that does not know the value while it
+    plans cannot use an index that holds only the rows of one state.
+    """
+    return jobs.c.state == literal_column(f"'{state}'", Key(16))
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The tables under one schema and prefix."""
+
+    schema: str | None
+    prefix: str
+    metadata: MetaData
+    jobs: Table
+    deps: Table
+    version: Table
+
+
+@lru_cache
+def tables_for(schema: str | None = None, prefix: str = "") -> Tables:
+    """Return the tables under this schema and prefix: the same object for the same names."""
+    if schema is None and not prefix:
+        models: tuple[type[DeclarativeBase], ...] = (JobRow, JobDepRow, SchemaVersionRow)
+        metadata = Base.metadata
+    else:
+        metadata = MetaData(schema=schema, naming_convention=_NAMES)
+        models = _models_under(metadata, prefix)
+    jobs, deps, version = (cast(Table, model.__table__) for model in models)
+    return Tables(schema, prefix, metadata, jobs, deps, version)
+
+
+def _models_under(metadata: MetaData, prefix: str) -> tuple[type[DeclarativeBase], ...]:
+    base = type("Base", (DeclarativeBase,), {"metadata": metadata})
+    jobs = {"__tablename__": f"{prefix}jobs"}
+    deps = {"__tablename__": f"{prefix}job_deps", "__jobs__": f"{prefix}jobs"}
+    version = {"__tablename__": f"{prefix}asyncjobq_schema"}
+    return (
+        type("JobRow", (JobColumns, base), jobs),
+        type("JobDepRow", (JobDepColumns, base), deps),
+        type("SchemaVersionRow", (SchemaVersionColumns, base), version),
+    )

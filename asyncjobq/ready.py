@@ -1,0 +1,131 @@
+"""The ready set: which jobs may run now, in which lanes they stand, and what is about to be due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Connection, exists, func, or_, select, update
+
+from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, chunked
+from asyncjobq.models import in_state
+from asyncjobq.states import Kind, State
+
+
+def conditions(backend: Backend) -> list[ColumnElement[bool]]:
+    """Return the five conditions under which a job may be leased.
+
+    State keeps the query cheap: one index holds nothing but ready jobs. The others keep it true,
+    whatever a wrong write elsewhere has left in `state`.
+    """
+    jobs, deps = backend.tables.jobs, backend.tables.deps
+    unsatisfied = exists().where(deps.c.job_id == jobs.c.id, ~deps.c.satisfied)
+    now = backend.now()
+    return [
+        in_state(jobs, State.READY),
+        ~unsatisfied.correlate(jobs),
+        jobs.c.kind == Kind.JOB,
+        or_(jobs.c.run_after.is_(None), jobs.c.run_after <= now),
+        or_(jobs.c.lease_expires.is_(None), jobs.c.lease_expires <= now),
+    ]
+
+
+class LaneCursor:
+    """Looks at a bounded number of lanes at a time, and at all of them in turn."""
+
+    def __init__(self, queues: tuple[str, ...], types: tuple[str, ...], bound: int = 256) -> None:
+        self.queues = queues
+        self.types = types
+        self.bound = bound
+        self._after: dict[tuple[str, str], Lane] = {}
+
+    @property
+    def cut(self) -> bool:
+        """Whether the last scan ended at its bound, so that other lanes wait for the next."""
+        return bool(self._after)
+
+    def scan_once(self, connection: Connection, backend: Backend) -> list[Lane]:
+        """Return the next lanes; begins again with the first when the last was reached."""
+        if not self.queues or not self.types:
+            return []
+        page = self._page(connection, backend)
+        if not page.lanes and self.cut:
+            self._after.clear()
+            page = self._page(connection, backend)
+        self._move_on(page)
+        return page.lanes
+
+    def _page(self, connection: Connection, backend: Backend) -> LanePage:
+        after = tuple(self._after.values())
+        return backend.lanes(connection, LaneScan(self.queues, self.types, self.bound, after))
+
+    def _move_on(self, page: LanePage) -> None:
+        if not page.cut:
+            self._after.clear()
+            return
+        for lane in sorted(page.lanes, key=lambda lane: lane.place):
+            self._after[lane.queue, lane.type] = lane
+
+
+@dataclass(frozen=True, slots=True)
+class Chores:
+    """What the tables hold for the chores beside the scan."""
+
+    expired: bool
+    unsettled: bool
+    next_due: float | None
+    """Seconds until the next scheduled job is due; negative when it is overdue."""
+
+
+def look_once(connection: Connection, backend: Backend) -> Chores:
+    """Say in one statement which chore has work, and when the next job is due."""
+    jobs = backend.tables.jobs
+    expired = exists().where(jobs.c.in_flight, jobs.c.lease_expires < backend.now())
+    unsettled = exists().where(~jobs.c.settled)
+    first = select(jobs.c.run_after).where(in_state(jobs, State.SCHEDULED))
+    row = connection.execute(
+        select(
+            expired.label("expired"),
+            unsettled.label("unsettled"),
+            first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
+            backend.now().label("now"),
+        )
+    ).one()
+    return Chores(bool(row.expired), bool(row.unsettled), _seconds_until(row.due, row.now))
+
+
+def promote_once(connection: Connection, backend: Backend, limit: int = 1000) -> int:
+    """Make scheduled jobs ready whose time has come, oldest first; returns how many."""
+    jobs = backend.tables.jobs
+    due = (in_state(jobs, State.SCHEDULED), jobs.c.run_after <= backend.now())
+    first = select(jobs.c.id).where(*due).order_by(jobs.c.run_after, jobs.c.id).limit(limit)
+    ids = list(connection.scalars(first))
+    rows = backend.lock_rows(connection, ids, [jobs.c.id], *due) if ids else []
+    for chunk in chunked([row.id for row in rows], 500):
+        connection.execute(
+            update(jobs)
+            .where(jobs.c.id.in_(chunk))
+            .values(state=State.READY, updated_at=backend.now())
+        )
+    return len(rows)
+
+
+def count_open(
+    connection: Connection, backend: Backend, queues: tuple[str, ...], types: tuple[str, ...]
+) -> dict[State, int]:
+    """Count the jobs of these queues and types that have not ended, by state."""
+    jobs = backend.tables.jobs
+    query = (
+        select(jobs.c.state, func.count())
+        .where(
+            jobs.c.state.in_([State.READY, State.LEASED, State.RUNNING, State.SCHEDULED]),
+            jobs.c.queue.in_(queues),
+            jobs.c.type.in_(types),
+        )
+        .group_by(jobs.c.state)
+    )
+    return {State(state): count for state, count in connection.execute(query)}
+
+
+def _seconds_until(moment: datetime | None, now: datetime) -> float | None:
+    return None if moment is None else (moment - now).total_seconds()

@@ -1,0 +1,205 @@
+"""One leased job: call its handler under its deadline and say how it ended. No SQL, never raises.
+
+The handler runs in a task of its own. This one waits for it, and is told from outside by `stop`
+why it should end early. What the handler raises, whatever it is, becomes an outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Any
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+
+from asyncjobq import codec
+from asyncjobq.clock import monotonic
+from asyncjobq.context import JobContext
+from asyncjobq.errors import ArgumentsError, Cancel, Fail, ResultError, Retry, Snooze
+from asyncjobq.handlers import AnyHandler
+from asyncjobq.lease import Claimed
+from asyncjobq.outcomes import Ending, Outcome
+
+logger = logging.getLogger("asyncjobq.run")
+
+Call = Callable[[], Awaitable[Any]]
+
+
+class Stop(Enum):
+    """Why a job is ended from outside."""
+
+    TIMED_OUT = "timed out"
+    CANCELLED = "cancelled on request"
+    INTERRUPTED = "interrupted by shutdown"
+    LEASE_LOST = "lease lost"
+
+
+class JobRun:
+    """One attempt of one job in this process."""
+
+    def __init__(
+        self,
+        claimed: Claimed,
+        handler: AnyHandler,
+        context: JobContext,
+        threads: CapacityLimiter,
+        grace: float,
+    ) -> None:
+        """`grace` seconds are left for cleaning up, before the outcome is written without it."""
+        self.claimed = claimed
+        self.handler = handler
+        self.context = context
+        self.threads = threads
+        self._grace = grace
+        self.deadline = monotonic() + claimed.timeout if claimed.timeout else None
+        self.stopped: Stop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._stop_asked = asyncio.Event()
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the job's deadline is past, after which its lease is not renewed."""
+        return self.deadline is not None and monotonic() >= self.deadline
+
+    def stop(self, reason: Stop) -> None:
+        """Ask the handler to end; the first reason counts."""
+        if self.stopped is None:
+            self.stopped = reason
+            self._stop_asked.set()
+
+    async def outcome(self) -> Outcome:
+        """Run the handler to its end, or to the end of its time, and say how it ended."""
+        try:
+            arguments = self.handler.decode(codec.decode(self.claimed.args))
+        except ArgumentsError as error:
+            return Outcome(Ending.FAILED, error=codec.printable(str(error)))
+        except Exception as error:
+            reason = f"The stored arguments cannot be read: {error!r}"
+            return Outcome(Ending.FAILED, error=codec.printable(reason))
+        self._task = asyncio.get_running_loop().create_task(
+            self._contained(arguments),
+            name=f"asyncjobq job {self.claimed.lease.job_id} ({self.claimed.type})",
+            context=contextvars.Context(),  # nothing of whoever started the worker
+        )
+        await self._watch(self._task)
+        return self._concluded(self._task)
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        """Wait for the handler; when its time is over or it is stopped, cancel it and wait a bit."""
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        try:
+            left = None if self.deadline is None else max(0.0, self.deadline - monotonic())
+            await asyncio.wait({task, stop}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+        if not task.done():
+            self.stop(Stop.TIMED_OUT)
+            self.context.cancel_requested = True
+            task.cancel()
+            await asyncio.wait({task}, timeout=self._grace)
+
+    async def _contained(self, arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
+        """Call the handler; its errors are values, so that none of them can reach the loop."""
+        try:
+            return await self._call(arguments), None
+        except BaseException as error:
+            return None, error
+
+    async def _call(self, arguments: dict[str, Any]) -> Any:
+        positional = (self.context,) if self.handler.takes_context else ()
+        function = self.handler.function
+        if self.handler.is_async:
+            return await function(*positional, **arguments)
+        # A thread cannot be interrupted: once its time is over it is left behind.
+        return await anyio.to_thread.run_sync(
+            lambda: function(*positional, **arguments),
+            abandon_on_cancel=True,
+            limiter=self.threads,
+        )
+
+    def _concluded(self, task: asyncio.Task[Any]) -> Outcome:
+        if not task.done():
+            logger.error(
+                "Job %s (%s) ignores its cancellation (%s); it goes on without its slot.",
+                self.claimed.lease.job_id,
+                self.claimed.type,
+                self.stopped,
+            )
+            if self.stopped is Stop.INTERRUPTED:  # it may still finish its work: keep its lease
+                return Outcome(Ending.LEASE_LOST)
+            return self._stopped_outcome()
+        if task.cancelled():  # cancelled before its first step
+            return self._stopped_outcome()
+        value, error = task.result()
+        if error is None:
+            late = self.stopped in (Stop.TIMED_OUT, Stop.LEASE_LOST)
+            return self._stopped_outcome() if late else self._succeeded(value)
+        if self.stopped is not None and isinstance(error, asyncio.CancelledError):
+            return self._stopped_outcome()
+        if self.stopped in (Stop.TIMED_OUT, Stop.LEASE_LOST):
+            return self._stopped_outcome()
+        return self._raised(error)
+
+    def _succeeded(self, value: Any) -> Outcome:
+        try:
+            stored = self.handler.encode_result(value)
+            return Outcome(Ending.SUCCEEDED, result=codec.encode(stored))
+        except (ResultError, ValueError) as error:
+            reason = f"The handler succeeded, but its result cannot be stored: {error}"
+        except Exception as error:
+            reason = f"The handler succeeded, but turning its result into JSON raised {error!r}"
+        return Outcome(Ending.FAILED, error=codec.printable(reason))
+
+    def _stopped_outcome(self) -> Outcome:
+        match self.stopped:
+            case Stop.LEASE_LOST:
+                return Outcome(Ending.LEASE_LOST)
+            case Stop.INTERRUPTED:
+                return Outcome(Ending.INTERRUPTED, retry_after=0.0)
+            case Stop.CANCELLED:
+                return Outcome(Ending.CANCELLED, error=Stop.CANCELLED.value)
+            case _:
+                late = TimeoutError(f"timed out after {self.claimed.timeout:g} s")
+                return self._retried(Ending.TIMED_OUT, late, str(late))
+
+    def _raised(self, error: BaseException) -> Outcome:
+        match error:
+            case Snooze():
+                return Outcome(Ending.SNOOZED, retry_after=max(0.0, error.after))
+            case Cancel():
+                return Outcome(Ending.CANCELLED, error=_described(error))
+            case Fail():
+                return Outcome(Ending.FAILED, error=_described(error))
+            case Retry():
+                return self._retried(Ending.FAILED, error, _described(error), error.after)
+            case _:
+                return self._retried(Ending.FAILED, error, _described(error))
+
+    def _retried(
+        self, ending: Ending, error: BaseException, text: str, after: float | None = None
+    ) -> Outcome:
+        attempt = self.claimed.attempt
+        if attempt >= self.claimed.max_attempts:
+            return Outcome(ending, error=text)
+        try:
+            delay = self.handler.options.retry(attempt, error) if after is None else after
+        except Exception as broken:
+            return Outcome(ending, error=f"{text}\n\nThe retry policy raised {broken!r}")
+        return Outcome(ending, error=text, retry_after=None if delay is None else max(0.0, delay))
+
+
+def _described(error: BaseException) -> str:
+    """Return the error with its traceback below this module's own frames."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__:
+        frames = frames.tb_next
+    try:
+        lines = traceback.format_exception(type(error), error, frames)
+        return codec.printable("".join(lines).strip())
+    except Exception:  # an error whose own text raises
+        return type(error).__name__

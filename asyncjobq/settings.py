@@ -1,0 +1,93 @@
+"""A scheduler's settings, checked before anything is connected to."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from asyncjobq.clock import seconds
+from asyncjobq.errors import ConfigurationError
+from asyncjobq.job import NO_TIMEOUT
+
+Duration = float | timedelta
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a worker works; durations in seconds."""
+
+    worker_id: str
+    concurrency: int
+    queues: Mapping[str, int]
+    """Slots by queue."""
+    lease_ttl: float
+    poll_interval: float
+    stop_timeout: float
+    default_timeout: float
+
+
+def checked_settings(
+    *,
+    worker_id: str | None,
+    concurrency: int,
+    queues: Iterable[str] | Mapping[str, int],
+    lease_ttl: Duration,
+    poll_interval: Duration,
+    stop_timeout: Duration,
+    default_timeout: Duration | None,
+) -> Settings:
+    """Return the settings; raises ConfigurationError saying what is wrong with which."""
+    slots = _whole("concurrency", concurrency)
+    return Settings(
+        worker_id=_worker_id(worker_id),
+        concurrency=slots,
+        queues=_queues(queues, slots),
+        lease_ttl=_at_least("lease_ttl", lease_ttl, 1.0),
+        poll_interval=_at_least("poll_interval", poll_interval, 0.01),
+        stop_timeout=_at_least("stop_timeout", stop_timeout, 0.0),
+        default_timeout=(
+            NO_TIMEOUT
+            if default_timeout is None
+            else _at_least("default_timeout", default_timeout, 0.001)
+        ),
+    )
+
+
+def _at_least(name: str, value: Duration, least: float) -> float:
+    number = seconds(value, name)
+    if number < least:
+        raise ConfigurationError(f"{name} must be at least {least:g} seconds, not {number:g}.")
+    return number
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{name} must be an int of at least 1, not {value!r}.")
+    return value
+
+
+def _queues(queues: Any, concurrency: int) -> dict[str, int]:
+    if isinstance(queues, str):
+        raise ConfigurationError(f"queues takes several names: queues=({queues!r},).")
+    if isinstance(queues, Mapping):
+        named = {name: _whole(f"queues[{name!r}]", most) for name, most in queues.items()}
+    else:
+        named = dict.fromkeys(queues, concurrency)
+    for name in named:
+        if not isinstance(name, str) or not 1 <= len(name) <= 64:
+            raise ConfigurationError(f"A queue's name has 1 to 64 characters; {name!r} does not.")
+    if not named:
+        raise ConfigurationError("queues must name at least one queue.")
+    return named
+
+
+def _worker_id(given: str | None) -> str:
+    if given is None:
+        return f"{socket.gethostname()[:150]}-{os.getpid()}-{os.urandom(4).hex()}"
+    if not isinstance(given, str) or not 1 <= len(given) <= 255:
+        raise ConfigurationError(f"worker_id has 1 to 255 characters; {given!r} does not.")
+    return given

@@ -1,0 +1,51 @@
+"""The states of a job, and the one table that says which may follow which."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class State(StrEnum):
+    """Where a job stands; stored by value."""
+
+    SCHEDULED = "scheduled"  # run_after lies ahead
+    BLOCKED = "blocked"  # an upstream is not done
+    READY = "ready"
+    LEASED = "leased"  # claimed by a worker
+    RUNNING = "running"  # its handler is known to have started
+    WAITING = "waiting"  # a container, or own work over with children still open
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Kind(StrEnum):
+    """What a row is: a job that runs, or a container that only holds others."""
+
+    JOB = "job"
+    CONTAINER = "container"
+
+
+TERMINAL: Final = frozenset({State.DONE, State.FAILED, State.CANCELLED})
+IN_FLIGHT: Final = frozenset({State.LEASED, State.RUNNING})
+OPEN: Final = frozenset(State) - TERMINAL
+
+_BACK_IN_LINE: Final = frozenset({State.READY, State.SCHEDULED})
+
+MOVES: Final[dict[State, frozenset[State]]] = {
+    State.SCHEDULED: frozenset({State.READY, State.CANCELLED}),
+    State.BLOCKED: frozenset({State.READY, State.SCHEDULED, State.WAITING, State.CANCELLED}),
+    State.READY: frozenset({State.LEASED, State.SCHEDULED, State.CANCELLED}),
+    State.LEASED: TERMINAL | _BACK_IN_LINE | {State.RUNNING, State.WAITING},
+    State.RUNNING: TERMINAL | _BACK_IN_LINE | {State.WAITING},
+    State.WAITING: TERMINAL | {State.BLOCKED},
+    State.DONE: frozenset({State.WAITING}),  # a container that is opened again
+    State.FAILED: _BACK_IN_LINE | {State.BLOCKED, State.WAITING},
+    State.CANCELLED: _BACK_IN_LINE | {State.BLOCKED, State.WAITING},
+}
+
+
+def sources_of(target: State) -> frozenset[State]:
+    """Return the states from which a job may move to `target`."""
+    return frozenset(state for state, targets in MOVES.items() if target in targets)

@@ -1,0 +1,55 @@
+"""What ends a sleep: a hint that something may be there, never the truth about it."""
+
+from __future__ import annotations
+
+import asyncio
+from weakref import WeakSet
+
+from asyncjobq.clock import wait_for_event
+
+
+class Wake:
+    """One worker's alarm; may be rung from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._news = False
+        _LISTENING.add(self)
+
+    def ring(self) -> None:
+        """Tell of news in the tables: end the sleep, or the next one if the worker is awake."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ring_with_news)
+
+    def _ring_with_news(self) -> None:
+        self._news = True
+        self._event.set()
+
+    def ring_here(self) -> None:
+        """End the sleep because a slot is free; from the worker's own loop."""
+        self._event.set()
+
+    def take_news(self) -> bool:
+        """Tell whether there was news since the last call."""
+        news, self._news = self._news, False
+        return news
+
+    async def sleep(self, seconds: float) -> bool:
+        """Sleep until rung or for so many seconds; tell whether it was rung."""
+        rung = await wait_for_event(self._event, seconds)
+        self._event.clear()
+        return rung
+
+    def close(self) -> None:
+        """Ring no more."""
+        _LISTENING.discard(self)
+
+
+_LISTENING: WeakSet[Wake] = WeakSet()
+
+
+def ring_all() -> None:
+    """Ring every worker of this process: somebody here has enqueued."""
+    for wake in list(_LISTENING):
+        wake.ring()

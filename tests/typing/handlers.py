@@ -1,0 +1,156 @@
+"""What type checkers know about handlers; checked by mypy and pyright, never run.
+
+`type: ignore` marks what must be an error: both checkers complain where it has nothing to ignore.
+"""
+
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+# ruff: noqa: ARG001  a handler's parameters are what is checked
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_type
+
+from asyncjobq.backoff import constant
+from asyncjobq.context import JobContext
+from asyncjobq.handlers import Handler, Handlers
+from asyncjobq.job import JobSpec
+
+handlers = Handlers()
+
+
+@dataclass
+class Order:
+    lines: list[str]
+
+
+@handlers.handler
+async def bare(path: str, width: int = 800) -> dict[str, Any]:
+    return {path: width}
+
+
+@handlers.handler()
+async def called(path: str, width: int = 800) -> list[int]:
+    return [width, len(path)]
+
+
+@handlers.handler("another-name", timeout=timedelta(minutes=1), retry=constant(5), aliases=["old"])
+async def named(order: Order) -> str:
+    return order.lines[0]
+
+
+@handlers.handler
+async def with_context(context: JobContext, path: str, *, options: dict[str, Any]) -> int:
+    return len(path) + len(options)
+
+
+@handlers.handler(timeout=None, max_attempts=3, queue="media")
+async def only_context(context: JobContext) -> None: ...
+
+
+@handlers.handler
+def plain(path: str) -> float:
+    return float(path)
+
+
+@handlers.handler()
+def plain_called(path: str) -> float:
+    return float(path)
+
+
+@handlers.handler
+def plain_with_context(context: JobContext, count: int) -> bytes:
+    return bytes(count)
+
+
+@handlers.handler
+def without_parameters() -> int:
+    return 1
+
+
+@handlers.handler
+async def first_is_any(payload: Any, count: int = 1) -> int:
+    return count
+
+
+@handlers.handler
+async def first_is_object(payload: object) -> int:
+    return 1
+
+
+@handlers.handler
+async def with_extra(context: JobContext, /, path: str, **extra: int) -> int:
+    return len(extra)
+
+
+def jobs_are_typed(unknown: Any, order: Order) -> None:
+    assert_type(bare.job("a.png", 3), JobSpec[dict[str, Any]])
+    assert_type(bare.job(path="a.png"), JobSpec[dict[str, Any]])
+    assert_type(bare.job(unknown), JobSpec[dict[str, Any]])
+    assert_type(bare.job("a.png").options(weight=2), JobSpec[dict[str, Any]])
+    assert_type(called.job(path="a.png", width=3), JobSpec[list[int]])
+    assert_type(named.job(order), JobSpec[str])
+    assert_type(with_context.job("a.png", options={}), JobSpec[int])
+    assert_type(with_context.job(path=unknown, options=unknown), JobSpec[int])
+    assert_type(only_context.job(), JobSpec[None])
+    assert_type(plain.job("a.png"), JobSpec[float])
+    assert_type(plain_called.job(path="a.png"), JobSpec[float])
+    assert_type(plain_with_context.job(count=3), JobSpec[bytes])
+    assert_type(without_parameters.job(), JobSpec[int])
+    assert_type(first_is_any.job(payload=3, count=3), JobSpec[int])
+    assert_type(first_is_object.job(payload=3), JobSpec[int])
+    assert_type(with_extra.job(path="a.png", more=3), JobSpec[int])
+
+
+def wrong_jobs_are_errors() -> None:
+    bare.job()  # type: ignore[call-overload]
+    bare.job(3)  # type: ignore[call-overload]
+    bare.job(pth="a.png")  # type: ignore[call-overload]
+    bare.job("a.png", widht=3)  # type: ignore[call-overload]
+    called.job(path=None)  # type: ignore[call-overload]
+    named.job("order")  # type: ignore[call-overload]
+    with_context.job("a.png")  # type: ignore[call-overload]
+    with_context.job(3, options={})  # type: ignore[call-overload]
+    only_context.job(3)  # type: ignore[call-overload]
+    plain.job()  # type: ignore[call-arg]
+    plain.job(3)  # type: ignore[arg-type]
+    plain_called.job(pth="a.png")  # type: ignore[call-arg]
+    plain_with_context.job("3")  # type: ignore[call-overload]
+    without_parameters.job(3)  # type: ignore[call-arg]
+    with_extra.job("a.png", more="3")  # type: ignore[call-overload]
+
+
+async def functions_stay_themselves(context: JobContext, order: Order) -> None:
+    assert_type(await bare("a.png", width=3), dict[str, Any])
+    assert_type(await named(order), str)
+    assert_type(await with_context(context, "a.png", options={}), int)
+    assert_type(plain("a.png"), float)
+    assert_type(plain_with_context(context, 3), bytes)
+    assert_type(plain.function("a.png"), float)
+    await bare(3)  # type: ignore[arg-type]
+    await with_context("a.png", options={})  # type: ignore[call-arg, arg-type]
+    plain()  # type: ignore[call-arg]
+
+
+def handlers_are_callables() -> Callable[[str], float]:
+    functools.partial(plain, "a.png")()
+    _wrong: Callable[[int], float] = plain  # type: ignore[assignment]
+    return plain
+
+
+def handlers_are_found_by_name() -> None:
+    found = handlers.find("plain")
+    assert_type(found, Handler[Callable[..., Any]] | None)
+    assert found
+    assert_type(found.job(1, anything=2), JobSpec[Any])
+    for handler in handlers:
+        handler.encode({})
+
+
+def wrong_options_are_errors() -> None:
+    handlers.handler(timout=3)  # type: ignore[call-overload]
+    handlers.handler("name", max_attempts="3")  # type: ignore[call-overload]
+    handlers.handler(3)  # type: ignore[call-overload]
