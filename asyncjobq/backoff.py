@@ -27,7 +27,7 @@ def exponential(
     come back together.
     """
 
-    def policy(attempt: int, error: BaseException) -> float:
+    def policy(attempt: int, _error: BaseException) -> float:
         delay = delay_of(attempt, base=base, factor=factor, cap=cap)
         return delay * (1 - jitter * random.random())
 

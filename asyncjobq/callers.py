@@ -27,13 +27,7 @@ async def in_transaction_of(caller: AsyncCaller, work: Callable[[Connection], T]
         return await caller.run_sync(lambda session: in_sync_transaction_of(session, work))
     if isinstance(caller, AsyncConnection):
         return await caller.run_sync(lambda connection: in_sync_transaction_of(connection, work))
-    if isinstance(caller, Session | Connection):
-        raise ConfigurationError(
-            f"session= is a synchronous {type(caller).__name__}; use enqueue_sync() with it."
-        )
-    raise ConfigurationError(
-        f"session= takes an AsyncSession or AsyncConnection, not {type(caller).__name__}."
-    )
+    raise _unfit(caller, "an AsyncSession or AsyncConnection")
 
 
 def in_sync_transaction_of(caller: SyncCaller, work: Callable[[Connection], T]) -> T:
@@ -44,12 +38,15 @@ def in_sync_transaction_of(caller: SyncCaller, work: Callable[[Connection], T]) 
     elif isinstance(caller, Connection):
         connection = caller
     else:
-        raise ConfigurationError(
-            f"session= takes a Session or Connection here, not {type(caller).__name__}."
-        )
+        raise _unfit(caller, "a Session or Connection")
     result = work(connection)
     _ring_at_commit(caller)
     return result
+
+
+def _unfit(caller: object, wanted: str) -> ConfigurationError:
+    hint = "; enqueue_sync() takes it" if isinstance(caller, Session | Connection) else ""
+    return ConfigurationError(f"session takes {wanted}, not a {type(caller).__name__}{hint}.")
 
 
 def _ring_at_commit(caller: Any) -> None:

@@ -75,8 +75,8 @@ class JobNotFoundError(AsyncJobQError, LookupError):
     def __init__(self, job_id: int) -> None:
         self.job_id = job_id
         super().__init__(
-            f"There is no job {job_id}: it was never committed, was pruned, or lives in other tables "
-            "(check the URL, schema and table_prefix)."
+            f"There is no job {job_id}: it was never committed, was pruned, or lives in other "
+            "tables (check the URL, schema and table_prefix)."
         )
 
 
@@ -113,7 +113,7 @@ class SchedulerStateError(AsyncJobQError, RuntimeError):
     """The scheduler is not in a state in which this call makes sense."""
 
 
-class AttemptEnd(Exception):  # noqa: N818  raised for control flow, not to report a fault
+class AttemptEnd(Exception):
     """How a handler ends its own attempt; see the subclasses."""
 
 

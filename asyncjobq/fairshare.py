@@ -56,13 +56,13 @@ class FairShare:
         heapq.heapify(heap)
         while heap and slots > 0:
             virtual, turn, group = heapq.heappop(heap)
-            lane = next((lane for lane in by_group[group] if left[lane.queue] > 0), None)
-            if lane is None:
+            first = next((lane for lane in by_group[group] if left[lane.queue] > 0), None)
+            if first is None:
                 continue
-            counts[group, lane.queue] += 1
-            left[lane.queue] -= 1
+            counts[group, first.queue] += 1
+            left[first.queue] -= 1
             slots -= 1
-            step = self._estimate(group) / lane.head_weight
+            step = self._estimate(group) / first.head_weight
             heapq.heappush(heap, (virtual + step, turn, group))
         return [
             Take(tuple(lane for lane in by_group[group] if lane.queue == queue), count)

@@ -203,6 +203,9 @@ class Handlers:
         """Return the handler of a type, also by alias."""
         return self._by_type.get(type_name)
 
+    def __getitem__(self, type_name: str, /) -> AnyHandler:
+        return self._by_type[type_name]
+
     @property
     def types(self) -> tuple[str, ...]:
         """All types that have a handler, aliases included, sorted."""

@@ -108,7 +108,7 @@ class JobOptions:
     weight: float = 1.0
     priority: int = DEFAULT_PRIORITY
     run_after: datetime | timedelta | float | None = None
-    timeout: float | timedelta | None | _Unset = UNSET
+    timeout: float | timedelta | _Unset | None = UNSET
     max_attempts: int | None = None
     depends_on: Iterable[JobRef] = ()
     cost: float = 1.0
@@ -136,9 +136,10 @@ class JobOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
         """Make options of keyword arguments, naming the ones that do not exist."""
-        return cls()._with(given)
+        return cls().changed(given)
 
-    def _with(self, given: Mapping[str, Any]) -> Self:
+    def changed(self, given: Mapping[str, Any]) -> Self:
+        """Return these options with some of them set anew, refusing names that do not exist."""
         unknown = [name for name in given if name not in OPTION_NAMES]
         if unknown:
             raise InvalidJobError(
@@ -172,7 +173,7 @@ class JobSpec(Generic[R]):
 
     def options(self, **given: Unpack[JobOptionArgs]) -> JobSpec[R]:
         """Return this job with these options set; see `JobOptions` for names and units."""
-        return replace(self, chosen=self.chosen._with(given))
+        return replace(self, chosen=self.chosen.changed(given))
 
     @property
     def queue(self) -> str:

@@ -6,10 +6,11 @@ with a prefix. DDL details that differ between databases are SQLAlchemy's own di
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
+from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final, cast
 
 from sqlalchemy import (
@@ -17,7 +18,6 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     ColumnElement,
-    DateTime,
     Dialect,
     Double,
     ForeignKeyConstraint,
@@ -27,122 +27,24 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    Text,
-    TypeDecorator,
     false,
     literal_column,
     text,
     true,
 )
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
-from sqlalchemy.types import TypeEngine, UserDefinedType
 
-from asyncjobq import codec
+from asyncjobq.column_types import MYSQL_FAMILY, JsonText, Key, LongText, UtcDateTime
 from asyncjobq.states import State
 
 SCHEMA_VERSION: Final = 1
-WITH_REFERENCES: Final = ("postgresql", "sqlite")
-WITHOUT_REFERENCES: Final = ("mysql", "mariadb")
 LANE: Final = ("queue", "type", "limit_key", "group_key")
-
-
-class JsonText(TypeDecorator[Any]):
-    """JSON kept as the text that `codec` wrote: no database reorders, rounds or re-encodes it."""
-
-    impl = Text
-    cache_ok = True
-    coerce_to_is_types = ()
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(_JsonAsText())
-        if dialect.name in WITHOUT_REFERENCES:
-            return dialect.type_descriptor(
-                mysql.LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin")
-            )
-        return dialect.type_descriptor(Text())
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else codec.encode(value)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        # PostgreSQL's drivers decode its JSON type themselves.
-        return value if value is None or dialect.name == "postgresql" else codec.decode(value)
-
-
-class _JsonAsText(UserDefinedType[Any]):
-    """PostgreSQL's JSON, bound as text that is JSON already; SQLAlchemy's would encode it again."""
-
-    cache_ok = True
-    render_bind_cast = True
-
-    def get_col_spec(self, **kw: Any) -> str:
-        return "JSON"
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """A moment: aware UTC in Python, with microseconds on every database."""
-
-    impl = DateTime
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in WITHOUT_REFERENCES:
-            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
-        return dialect.type_descriptor(DateTime(timezone=True))
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        moment = value.astimezone(UTC)
-        return moment if dialect.name == "postgresql" else moment.replace(tzinfo=None)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-
-
-class Key(TypeDecorator[str]):
-    """A string compared byte for byte, trailing spaces included, on every database."""
-
-    impl = String
-    cache_ok = True
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.length = length
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in WITHOUT_REFERENCES:
-            mariadb = getattr(dialect, "is_mariadb", False)
-            collation = "utf8mb4_nopad_bin" if mariadb else "utf8mb4_0900_bin"
-            return dialect.type_descriptor(
-                mysql.VARCHAR(self.length, charset="utf8mb4", collation=collation)
-            )
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(postgresql.VARCHAR(self.length, collation="C"))
-        return dialect.type_descriptor(String(self.length))
-
-
-class LongText(TypeDecorator[str]):
-    """Text without a practical bound on every database."""
-
-    impl = Text
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in WITHOUT_REFERENCES:
-            return dialect.type_descriptor(mysql.LONGTEXT(charset="utf8mb4"))
-        return dialect.type_descriptor(Text())
-
+DEFAULT_PRIORITY: Final = 100
 
 # SQLite gives ids that grow and are never used again only to a plain INTEGER primary key.
-Flag = Boolean(create_constraint=False)
 JobId = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
-
-DEFAULT_PRIORITY: Final = 100
+Flag = Boolean(create_constraint=False)
 
 _NAMES: Final = {
     "pk": "%(table_name)s_pkey",
@@ -156,6 +58,15 @@ def _quoted(values: type[StrEnum]) -> str:
     return ", ".join(f"'{value}'" for value in values)
 
 
+def _on(names: tuple[str, ...], *, but: bool = False) -> Callable[..., bool]:
+    """Return the test whether DDL goes to these databases, or to all but them."""
+
+    def fits(_ddl: Any, _target: Any, _bind: Any, *, dialect: Dialect, **_kw: Any) -> bool:
+        return (dialect.name in names) != but
+
+    return fits
+
+
 def _partial(name: str, condition: str, *columns: str) -> tuple[Index, Index]:
     """Return a partial index and, where there are none, the same led by the condition's column.
 
@@ -166,10 +77,9 @@ def _partial(name: str, condition: str, *columns: str) -> tuple[Index, Index]:
     spelled = {"NOT settled": "settled = 0", "in_flight": "in_flight = 1"}.get(condition, condition)
     kept = Index(name, *columns, postgresql_where=text(condition), sqlite_where=text(spelled))
     plain = Index(name, *dict.fromkeys((leading, *columns)))
-    return (
-        kept.ddl_if(dialect=WITH_REFERENCES),  # type: ignore[return-value]
-        plain.ddl_if(dialect=WITHOUT_REFERENCES),
-    )
+    kept.ddl_if(callable_=_on(MYSQL_FAMILY, but=True))
+    plain.ddl_if(callable_=_on(MYSQL_FAMILY))
+    return kept, plain
 
 
 def _reference(column: str, target: str) -> ForeignKeyConstraint:
@@ -179,7 +89,8 @@ def _reference(column: str, target: str) -> ForeignKeyConstraint:
     job, and block the renewal of every lease of that job's worker.
     """
     constraint = ForeignKeyConstraint([column], [target])
-    return constraint.ddl_if(dialect=WITH_REFERENCES)  # type: ignore[return-value]
+    constraint.ddl_if(callable_=_on(MYSQL_FAMILY, but=True))
+    return constraint
 
 
 class JobColumns:

@@ -76,6 +76,11 @@ class Chores:
     next_due: float | None
     """Seconds until the next scheduled job is due; negative when it is overdue."""
 
+    @property
+    def overdue(self) -> bool:
+        """Whether a scheduled job may run."""
+        return self.next_due is not None and self.next_due <= 0
+
 
 def look_once(connection: Connection, backend: Backend) -> Chores:
     """Say in one statement which chore has work, and when the next job is due."""

@@ -90,7 +90,7 @@ class JobRun:
         return self._concluded(self._task)
 
     async def _watch(self, task: asyncio.Task[Any]) -> None:
-        """Wait for the handler; when its time is over or it is stopped, cancel it and wait a bit."""
+        """Wait for the handler; cancel it when its time is over or it is stopped."""
         stop = asyncio.ensure_future(self._stop_asked.wait())
         try:
             left = None if self.deadline is None else max(0.0, self.deadline - monotonic())
@@ -124,26 +124,27 @@ class JobRun:
 
     def _concluded(self, task: asyncio.Task[Any]) -> Outcome:
         if not task.done():
-            logger.error(
-                "Job %s (%s) ignores its cancellation (%s); it goes on without its slot.",
-                self.claimed.lease.job_id,
-                self.claimed.type,
-                self.stopped,
-            )
-            if self.stopped is Stop.INTERRUPTED:  # it may still finish its work: keep its lease
-                return Outcome(Ending.LEASE_LOST)
-            return self._stopped_outcome()
-        if task.cancelled():  # cancelled before its first step
+            return self._left_behind()
+        if task.cancelled():  # before its first step
             return self._stopped_outcome()
         value, error = task.result()
-        if error is None:
-            late = self.stopped in (Stop.TIMED_OUT, Stop.LEASE_LOST)
-            return self._stopped_outcome() if late else self._succeeded(value)
-        if self.stopped is not None and isinstance(error, asyncio.CancelledError):
+        too_late = self.stopped in (Stop.TIMED_OUT, Stop.LEASE_LOST)
+        gave_way = self.stopped is not None and isinstance(error, asyncio.CancelledError)
+        if too_late or gave_way:
             return self._stopped_outcome()
-        if self.stopped in (Stop.TIMED_OUT, Stop.LEASE_LOST):
-            return self._stopped_outcome()
-        return self._raised(error)
+        return self._succeeded(value) if error is None else self._raised(error)
+
+    def _left_behind(self) -> Outcome:
+        """Give up on a handler that does not end when it is cancelled."""
+        logger.error(
+            "Job %s (%s) does not end although it was cancelled (%s); it goes on without its slot.",
+            self.claimed.lease.job_id,
+            self.claimed.type,
+            self.stopped,
+        )
+        if self.stopped is Stop.INTERRUPTED:  # it may still do its work: let its lease run out
+            return Outcome(Ending.LEASE_LOST)
+        return self._stopped_outcome()
 
     def _succeeded(self, value: Any) -> Outcome:
         try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,17 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from asyncjobq import inspection
 from asyncjobq.backends import backend_for, open_database
-from asyncjobq.backends.base import Backend
-from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of, in_transaction_of
+from asyncjobq.backends.base import Backend, Database
 from asyncjobq.backoff import outage_delays
-from asyncjobq.clock import seconds, wait_for_event
+from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of, in_transaction_of
+from asyncjobq.clock import seconds
 from asyncjobq.enqueue import as_spec, checked_args, insert_jobs
 from asyncjobq.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
     InvalidJobError,
-    JobCancelled,
-    JobFailed,
     SchedulerStateError,
 )
 from asyncjobq.handlers import Handlers
@@ -38,6 +35,7 @@ from asyncjobq.migrations import check_schema, ensure_schema
 from asyncjobq.models import tables_for
 from asyncjobq.settings import Duration, checked_settings
 from asyncjobq.states import State
+from asyncjobq.waiting import Waiters, result_of
 from asyncjobq.wake import ring_all
 from asyncjobq.worker import Worker
 
@@ -89,7 +87,7 @@ class Scheduler:
         self._registries = tuple(handlers)
         self.handler = self._handlers.handler
         self._worker: Worker | None = None
-        self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
+        self._waiters = Waiters()
 
     # -- enqueue --------------------------------------------------------------------------------
 
@@ -198,13 +196,14 @@ class Scheduler:
     async def create_schema(self) -> None:
         """Create or upgrade the tables; does nothing when they are up to date."""
         backend = self._database.backend
-        await self._database.run(lambda c: backend.check(c))
+        await self._database.run(backend.check)
         await self._database.run(lambda c: ensure_schema(c, backend))
 
     async def check_database(self) -> None:
         """Raise what is wrong with the database: its version, its tables, or that it is away."""
         backend = self._database.backend
-        await self._database.run(lambda c: (backend.check(c), check_schema(c, backend)))
+        await self._database.run(backend.check)
+        await self._database.run(lambda c: check_schema(c, backend))
 
     async def serve(self) -> None:
         """Run jobs until `stop()` is called or this call is cancelled.
@@ -259,8 +258,8 @@ class Scheduler:
     async def aclose(self) -> None:
         """Stop serving and close the connections opened on this loop, an own engine's too."""
         self.stop()
-        while self._worker is not None:
-            await asyncio.sleep(0.01)
+        if self._worker is not None:
+            await self._worker.stopped.wait()
         await self._database.close()
 
     async def __aenter__(self) -> Self:
@@ -275,6 +274,7 @@ class Scheduler:
             await ended(task, worker.stop)
         finally:
             self._worker = None
+            worker.stopped.set()
 
     async def _check_until_answered(self) -> None:
         delays = outage_delays()
@@ -289,8 +289,9 @@ class Scheduler:
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        worker = Worker(self._database, self._registry(), self.settings, _Services(self))
-        worker.on_end = self._tell_waiters
+        services = _Services(self._database, self.enqueue)
+        worker = Worker(self._database, self._registry(), self.settings, services)
+        worker.on_end = self._waiters.tell
         self._worker = worker
         return worker
 
@@ -315,27 +316,12 @@ class Scheduler:
 
         Raises JobFailed, JobCancelled, JobNotFoundError, or TimeoutError when `timeout` is over.
         """
-        ended = asyncio.Event()
         job_id = id_of(job)
-        self._waiting[job_id].add(ended)
-        try:
-            async with asyncio.timeout(None if timeout is None else seconds(timeout, "timeout")):
-                return _result_of(await self._ended_job(job_id, ended))
-        finally:
-            self._waiting[job_id].discard(ended)
-            if not self._waiting[job_id]:
-                del self._waiting[job_id]
-
-    async def _ended_job(self, job_id: int, ended: asyncio.Event) -> Job[Any]:
-        pause = 0.02
-        while not (found := await self.get(job_id)).ended:
-            await wait_for_event(ended, pause)
-            pause = min(pause * 1.5, self.settings.poll_interval)
-        return found
-
-    def _tell_waiters(self, job_id: int) -> None:
-        for event in self._waiting.get(job_id, ()):
-            event.set()
+        look = partial(self.get, job_id)
+        async with asyncio.timeout(None if timeout is None else seconds(timeout, "timeout")):
+            ended = await self._waiters.until_ended(job_id, look, self.settings.poll_interval)
+        result: R = result_of(ended)
+        return result
 
     async def _read(
         self, work: Callable[[Connection, Backend], T], session: AsyncCaller | None
@@ -348,22 +334,16 @@ class Scheduler:
 class _Services:
     """What the scheduler does for the handlers of its worker."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, database: Database, enqueue: Callable[..., Awaitable[Job[Any]]]) -> None:
+        self._database = database
+        self._enqueue = enqueue
 
     def session(self) -> AsyncSession:
-        return self._scheduler._database.session()
+        return self._database.session()
 
     async def enqueue(self, job: Any, *args: Any, **options: Any) -> Job[Any]:
-        return await self._scheduler.enqueue(job, *args, **options)
+        return await self._enqueue(job, *args, **options)
 
     async def upstreams_of(self, job_id: int) -> list[Job[Any]]:
-        return await self._scheduler._read(partial(inspection.upstreams_of, job_id=job_id), None)
-
-
-def _result_of(job: Job[Any]) -> Any:
-    if job.state == State.FAILED:
-        raise JobFailed(job.id, job.error)
-    if job.state == State.CANCELLED:
-        raise JobCancelled(job.id, job.error, job.cause)
-    return job.result
+        backend = self._database.backend
+        return await self._database.read(lambda c: inspection.upstreams_of(c, backend, job_id))

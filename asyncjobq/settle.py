@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, and_, bindparam, case, exists, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, case, exists, or_, select, update
 
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.models import in_state
@@ -192,9 +192,10 @@ def _doomed(connection: Connection, backend: Backend, job_ids: Sequence[int]) ->
     return list({row.id: _cancelled(row) for row in connection.execute(query)}.values())
 
 
-def _cancelled(row: Row[Any]) -> End:
+def _cancelled(row: Any) -> End:
     locked = Locked(row.id, row.lease_owner, row.lease_token)
-    reason = f"upstream job {row.cause} {'failed' if row.cause_state == State.FAILED else 'was cancelled'}"
+    verb = "failed" if row.cause_state == State.FAILED else "was cancelled"
+    reason = f"upstream job {row.cause} {verb}"
     return End(locked, State.CANCELLED, error=reason, cause=row.cause)
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from asyncjobq.backends import mysql, postgresql, sqlite
+from asyncjobq.backends import mysql, postgresql, sqlite_file
 from asyncjobq.backends.base import Backend, Database
 from asyncjobq.backends.mysql import MySQLBackend
 from asyncjobq.backends.postgresql import PostgreSQLBackend
@@ -56,7 +56,7 @@ def open_database(source: str | URL | AsyncEngine, tables: Tables, *, lease_ttl:
         engine, owns_engine = _make_engine(source), True
     name = _supported(engine.dialect.name)
     if name == "sqlite":
-        return sqlite.open_database(engine, tables, owns_engine=owns_engine)
+        return sqlite_file.open_database(engine, tables, owns_engine=owns_engine)
     backend = backend_for(engine.dialect, tables)
     product = postgresql if name == "postgresql" else mysql
     return ServerDatabase(
@@ -80,7 +80,7 @@ def _make_engine(source: str | URL) -> AsyncEngine:
     _require_async_driver(url, name)
     try:
         if name == "sqlite":
-            return sqlite.make_engine(url)
+            return sqlite_file.make_engine(url)
         return create_async_engine(url, pool_size=5, max_overflow=10, pool_use_lifo=True)
     except ModuleNotFoundError as error:
         raise ConfigurationError(_install(url, name)) from error

@@ -29,7 +29,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from asyncjobq.models import Tables, UtcDateTime
+from asyncjobq.column_types import UtcDateTime
+from asyncjobq.models import Tables
 from asyncjobq.transactions import Fault
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ class Backend(ABC):
     ) -> None:
         """Insert rows, leaving those whose primary key exists as they are."""
 
-    def notify(self, connection: Connection, topic: str) -> None:
+    def notify(self, connection: Connection, topic: str) -> None:  # noqa: B027  nothing by default
         """Wake listeners of other processes when this transaction commits."""
 
     def fault_of(self, error: BaseException) -> Fault:

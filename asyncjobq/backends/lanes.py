@@ -33,7 +33,8 @@ def page(rows: Sequence[Row[Any]], scan: LaneScan) -> LanePage:
     """Return the lanes of these rows, the first row of each, without those scanned before."""
     found: dict[tuple[str, ...], Lane] = {}
     for row in rows:
-        lane = Lane(*row)
+        place = (row.queue, row.type, row.limit_key, row.group_key)
+        lane = Lane(*place, row.priority, row.weight)
         found.setdefault(lane.place, lane)
     for lane in scan.after:
         found.pop(lane.place, None)
@@ -100,7 +101,7 @@ def _head(
 ) -> Select[Any]:
     jobs = tables.jobs
     same_lane = (jobs.c[name] == getattr(lane, name) for name in LANE)
-    query = select(literal(number).label("take"), jobs.c.id, jobs.c.priority)
+    query: Select[Any] = select(literal(number).label("take"), jobs.c.id, jobs.c.priority)
     query = query.where(*same_lane, *conditions).order_by(jobs.c.priority, jobs.c.id).limit(count)
     return query.with_hint(jobs, hint, "mysql").with_hint(jobs, hint, "mariadb") if hint else query
 

@@ -36,8 +36,9 @@ from asyncjobq.backends import lanes
 from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take
 from asyncjobq.backends.servers import ServerDatabase
 from asyncjobq.backoff import outage_delays
+from asyncjobq.column_types import JsonText
 from asyncjobq.errors import UnsupportedDatabaseError
-from asyncjobq.models import LANE, JsonText, Tables, in_state
+from asyncjobq.models import LANE, Tables, in_state
 from asyncjobq.states import State
 from asyncjobq.transactions import Fault
 

@@ -105,7 +105,7 @@ class ServerDatabase(Database):
             Engine(pool, source.dialect, source.url, hide_parameters=source.hide_parameters)
         )
 
-    def _apply_settings(self, dbapi_connection: Any, record: object) -> None:
+    def _apply_settings(self, dbapi_connection: Any, _record: object) -> None:
         cursor = dbapi_connection.cursor()
         try:
             for statement in self._settings:
@@ -121,13 +121,14 @@ def _forget_idle(pool: Pool, limit: float) -> None:
     Using one would fail, and taking leave of it in the usual way would log an error.
     """
 
-    def returned(connection: Any, record: Any) -> None:
+    def returned(_connection: Any, record: Any) -> None:
         record.info["returned_at"] = monotonic()
 
     def idle_too_long(record: Any) -> bool:
-        return monotonic() - record.info.get("returned_at", monotonic()) >= limit
+        returned_at: float = record.info.get("returned_at", monotonic())
+        return monotonic() - returned_at >= limit
 
-    def taken(connection: Any, record: Any, proxy: object) -> None:
+    def taken(_connection: Any, record: Any, _proxy: object) -> None:
         if idle_too_long(record):
             raise DisconnectionError("closed by the server meanwhile")
         record.info.pop("returned_at", None)

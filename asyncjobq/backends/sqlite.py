@@ -1,31 +1,19 @@
-"""SQLite: one writer, and each of our transactions one hop into the thread that owns it.
-
-A transaction that spanned awaits of the handlers' loop would hold the file's only write lock while
-the loop is busy elsewhere. Here it runs in a thread of its own, from BEGIN IMMEDIATE to COMMIT.
-Reads have a second connection, which in WAL mode waits for nobody.
-"""
+"""SQLite's SQL. There are no row locks: a transaction that writes is the only one that does."""
 
 from __future__ import annotations
 
-import asyncio
 import operator
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
-    URL,
     ColumnElement,
     Connection,
-    Engine,
     Row,
     Select,
     Table,
     bindparam,
-    create_engine,
-    event,
     func,
     insert,
     literal,
@@ -34,25 +22,18 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.sqlite import insert as insert_or
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.pool import StaticPool
 
 from asyncjobq.backends import lanes
 from asyncjobq.backends.base import (
     Backend,
-    Database,
     LanePage,
     LaneScan,
-    T,
     Take,
-    Work,
-    sessions_of,
 )
-from asyncjobq.backends.loops import PerLoop
 from asyncjobq.errors import UnsupportedDatabaseError
-from asyncjobq.models import LANE, Tables, in_state
+from asyncjobq.models import LANE, in_state
 from asyncjobq.states import State
-from asyncjobq.transactions import Fault, retrying
+from asyncjobq.transactions import Fault
 
 OLDEST: Final = (3, 35)  # RETURNING
 BUSY_TIMEOUT: Final = 5.0
@@ -179,141 +160,3 @@ def _next_limit(jobs: Table, origin: Any) -> Any:
         .scalar_subquery()
         .correlate(origin)
     )
-
-
-class SQLiteDatabase(Database):
-    """A database file: a writer thread, a reader thread, and sessions for handlers."""
-
-    def __init__(self, engine: AsyncEngine, tables: Tables, *, owns_engine: bool) -> None:
-        path = _file_of(engine.url)
-        if tables.schema is not None:
-            raise UnsupportedDatabaseError(
-                "SQLite has no schemas; use table_prefix= to keep the tables apart."
-            )
-        self.backend = SQLiteBackend(tables)
-        self.path = path
-        self._user_engine = engine
-        self._owns_engine = owns_engine
-        self._sessions = sessions_of(engine)
-        self._writer = PerLoop(lambda: _Thread(engine.url, "BEGIN IMMEDIATE"), _Thread.close)
-        self._reader = PerLoop(lambda: _Thread(engine.url, "BEGIN"), self._close_reader)
-
-    async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
-        writer = await self._writer.get()
-        return await retrying(lambda: writer.run(work), self.backend.fault_of)
-
-    async def read(self, work: Work[T]) -> T:
-        reader = await self._reader.get()
-        return await retrying(lambda: reader.run(work), self.backend.fault_of)
-
-    def session(self) -> AsyncSession:
-        return self._sessions()
-
-    async def watch(self, wake: Callable[[], None], poll_interval: float) -> None:
-        """Look at SQLite's own count of other connections' commits, many times a second."""
-        watcher = _Watcher(self.path)
-        try:
-            while True:
-                if watcher.changed():
-                    wake()
-                await asyncio.sleep(WATCH_INTERVAL)
-        finally:
-            watcher.close()
-
-    async def close(self) -> None:
-        await self._writer.close()
-        await self._reader.close()
-
-    async def _close_reader(self, reader: _Thread) -> None:
-        await reader.close()
-        if self._owns_engine:
-            await self._user_engine.dispose()
-
-
-class _Thread:
-    """One connection and the thread in which all its transactions run."""
-
-    def __init__(self, url: URL, begin: str) -> None:
-        self._engine = _sync_engine(url, begin)
-        self._executor = ThreadPoolExecutor(1, "asyncjobq-sqlite")
-
-    async def run(self, work: Work[T]) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._transaction, work)
-
-    def _transaction(self, work: Work[T]) -> T:
-        with self._engine.begin() as connection:
-            return work(connection)
-
-    async def close(self) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self._engine.dispose)
-        self._executor.shutdown()
-
-
-class _Watcher:
-    """A connection that only asks whether others have committed."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-        self._version: int | None = None
-
-    def changed(self) -> bool:
-        """Tell whether another connection committed since the last call."""
-        try:
-            if self._connection is None:
-                self._connection = sqlite3.connect(self._path, timeout=0)
-            version = self._connection.execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.Error:  # a hint is not worth an error; the poll goes on behind it
-            return False
-        changed = self._version is not None and version != self._version
-        self._version = version
-        return changed
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-
-
-def open_database(engine: AsyncEngine, tables: Tables, *, owns_engine: bool) -> SQLiteDatabase:
-    """Open a SQLite file."""
-    return SQLiteDatabase(engine, tables, owns_engine=owns_engine)
-
-
-def make_engine(url: URL) -> AsyncEngine:
-    """Make the engine for handlers' sessions on a URL, waiting for locks as long as ours."""
-    _file_of(url)
-    return create_async_engine(url, connect_args={"timeout": BUSY_TIMEOUT})
-
-
-def _file_of(url: URL) -> str:
-    """Return the path of the database file, refusing databases in memory."""
-    path = url.database or ""
-    if path in ("", ":memory:") or "mode=memory" in str(url) or ":memory:" in path:
-        raise UnsupportedDatabaseError(
-            "SQLite in memory cannot be used: all sessions would share one connection, so that "
-            "one task's rollback undoes another's writes, and no other process could see the jobs. "
-            "Use a file, e.g. sqlite+aiosqlite:///jobs.db, or in tests one in a temporary folder."
-        )
-    return str(Path(path.removeprefix("file:").partition("?")[0]))
-
-
-def _sync_engine(url: URL, begin: str) -> Engine:
-    engine = create_engine(
-        url.set(drivername="sqlite+pysqlite"),
-        poolclass=StaticPool,
-        connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
-    )
-
-    @event.listens_for(engine, "connect")
-    def prepare(connection: Any, record: object) -> None:
-        connection.isolation_level = None  # this module says when a transaction begins
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}").close()
-
-    @event.listens_for(engine, "begin")
-    def start(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
-
-    return engine

@@ -1,0 +1,144 @@
+"""The jobs that run in this process, each in its slot until its outcome is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from anyio import CapacityLimiter
+
+from asyncjobq.clock import monotonic
+from asyncjobq.context import JobContext, Services
+from asyncjobq.fairshare import Charge, FairShare
+from asyncjobq.finalize import Finished
+from asyncjobq.handlers import AnyHandler
+from asyncjobq.heartbeat import Heartbeat
+from asyncjobq.job import NO_TIMEOUT
+from asyncjobq.lease import Claimed
+from asyncjobq.outcomes import Ending, Outcome
+from asyncjobq.run import JobRun, Stop
+from asyncjobq.settings import Settings
+from asyncjobq.states import TERMINAL, State
+from asyncjobq.writer import OutcomeWriter
+
+logger = logging.getLogger("asyncjobq.worker")
+
+ABANDONED_THREADS: Final = 32
+"""Threads of `def` handlers that may outlive their jobs before new ones have to wait."""
+
+
+class Slots:
+    """Starts leased jobs and sees each to its committed end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        share: FairShare,
+        heartbeat: Heartbeat,
+        writer: OutcomeWriter,
+        services: Services,
+    ) -> None:
+        self.on_end: Callable[[int, State], None] = lambda job_id, state: None
+        self.on_free: Callable[[], None] = lambda: None
+        self._settings = settings
+        self._share = share
+        self._heartbeat = heartbeat
+        self._writer = writer
+        self._services = services
+        self._threads = CapacityLimiter(settings.concurrency + ABANDONED_THREADS)
+        self._held: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def free(self) -> int:
+        """How many jobs may be started now."""
+        return self._settings.concurrency - self._held.total()
+
+    @property
+    def free_by_queue(self) -> dict[str, int]:
+        """How many jobs of each queue may be started now."""
+        return {queue: most - self._held[queue] for queue, most in self._settings.queues.items()}
+
+    @property
+    def empty(self) -> bool:
+        """Whether no job runs here."""
+        return not self._tasks
+
+    def start(self, job: Claimed, handler: AnyHandler, leased_at: float) -> None:
+        """Run a job that was leased not before `leased_at` by the monotonic clock."""
+        grace = min(5.0, self._settings.lease_ttl / 3)
+        run = JobRun(job, handler, self._context(job), self._threads, grace)
+        self._held[job.queue] += 1
+        self._heartbeat.add(run, leased_at)
+        charge = self._share.start(job.group_key, job.weight)
+        task = asyncio.create_task(self._job(run, charge), name=f"asyncjobq {job.lease.job_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def interrupt(self) -> None:
+        """Cancel the handlers because of shutdown; their attempts are given back."""
+        for run in self._heartbeat.runs:
+            run.stop(Stop.INTERRUPTED)
+
+    def abandon(self) -> None:
+        """Wait for nothing more: what is still held here runs out with its lease."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_until_empty(self, timeout: float, unless: asyncio.Event | None = None) -> None:
+        """Wait for the jobs to end, at most so many seconds, or until the event is set."""
+        if not self._tasks:
+            return
+        ended = asyncio.ensure_future(asyncio.wait(self._tasks))
+        sooner = asyncio.ensure_future((unless or asyncio.Event()).wait())
+        try:
+            await asyncio.wait(
+                {ended, sooner}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            ended.cancel()
+            sooner.cancel()
+
+    async def _job(self, run: JobRun, charge: Charge) -> None:
+        """Run one job, see its outcome committed, and only then give its slot back."""
+        lease, begun = run.claimed.lease, monotonic()
+        try:
+            outcome = await run.outcome()
+            if outcome.ending is not Ending.LEASE_LOST:
+                written = await self._writer.write(Finished(lease, outcome))
+                self._note(run.claimed, outcome, written)
+        finally:
+            self._heartbeat.remove(lease)
+            self._held[run.claimed.queue] -= 1
+            self._share.finish(charge, monotonic() - begun)
+            self.on_free()
+
+    def _note(self, job: Claimed, outcome: Outcome, written: bool) -> None:
+        place = (job.lease.job_id, job.type, job.attempt)
+        if not written:
+            logger.warning(
+                "The outcome of job %s (%s, attempt %s) is refused: its lease was lost.", *place
+            )
+            return
+        if outcome.error:
+            ending = outcome.ending.replace("_", " ")
+            reason = outcome.error.splitlines()[-1]
+            logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
+        if outcome.state in TERMINAL:
+            self.on_end(job.lease.job_id, outcome.state)
+
+    def _context(self, job: Claimed) -> JobContext:
+        endless = job.timeout == NO_TIMEOUT
+        return JobContext(
+            job_id=job.lease.job_id,
+            type=job.type,
+            stored_args=job.args,
+            attempt=job.attempt,
+            max_attempts=job.max_attempts,
+            deadline=None if endless else job.started_at + timedelta(seconds=job.timeout),
+            services=self._services,
+        )

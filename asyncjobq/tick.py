@@ -1,0 +1,172 @@
+"""What a worker does at each wake: scan → rank → lease, and the chores that make jobs ready."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from asyncjobq.backends.base import Database, Lane, Take
+from asyncjobq.clock import monotonic
+from asyncjobq.fairshare import FairShare
+from asyncjobq.handlers import AnyHandler, Handlers
+from asyncjobq.job import UNSET
+from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
+from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
+from asyncjobq.settings import Settings
+from asyncjobq.settle import settle_once
+from asyncjobq.slots import Slots
+from asyncjobq.states import State
+from asyncjobq.transition import End
+
+logger = logging.getLogger("asyncjobq.worker")
+
+
+class Tick:
+    """One worker's view of what is to be done, one `…_once` method a chore."""
+
+    def __init__(
+        self,
+        database: Database,
+        handlers: Handlers,
+        settings: Settings,
+        share: FairShare,
+        slots: Slots,
+    ) -> None:
+        self.on_end: Callable[[int, State], None] = lambda job_id, state: None
+        self.chores_at = 0.0
+        """When the chores are due next, by the monotonic clock."""
+        self._database = database
+        self._handlers = handlers
+        self._settings = settings
+        self._share = share
+        self._slots = slots
+        self._lanes = LaneCursor(tuple(settings.queues), handlers.types)
+        self._defaults = _defaults(handlers, settings)
+
+    # -- scan, rank, lease ----------------------------------------------------------------------
+
+    async def claim_once(self) -> int:
+        """Fill the free slots as far as there are jobs; returns how many were started."""
+        started = 0
+        while self._slots.free > 0:
+            lanes = await self._database.read(
+                lambda c: self._lanes.scan_once(c, self._database.backend)
+            )
+            claimed = await self._claim_from(lanes)
+            started += claimed
+            if not claimed and not self._lanes.cut:
+                break
+        return started
+
+    async def _claim_from(self, lanes: list[Lane]) -> int:
+        """Claim from these lanes until they are empty or the slots are full."""
+        total = 0
+        while lanes and self._slots.free > 0:
+            takes = self._share.allocate(lanes, self._slots.free_by_queue, self._slots.free)
+            if not takes:
+                break
+            claimed = await self._claim(takes)
+            total += len(claimed)
+            lanes = _not_exhausted(lanes, takes, claimed)
+        return total
+
+    async def _claim(self, takes: list[Take]) -> list[Claimed]:
+        backend, settings = self._database.backend, self._settings
+        leased_at = monotonic()
+        claimed = await self._database.run(
+            lambda c: claim_once(
+                c, backend, settings.worker_id, takes, settings.lease_ttl, self._defaults
+            )
+        )
+        for job in claimed:
+            self._slots.start(job, self._handlers[job.type], leased_at)
+        return claimed
+
+    # -- chores ---------------------------------------------------------------------------------
+
+    async def chores_once(self) -> bool:
+        """Reclaim, settle and promote where there is need; tell whether jobs may be ready now."""
+        backend = self._database.backend
+        chores = await self._database.read(lambda c: look_once(c, backend))
+        moved = False
+        if chores.expired:
+            moved |= await self.reclaim_once()
+        if chores.unsettled:
+            moved |= await self.settle()
+        pause = self._settings.poll_interval
+        if chores.overdue:
+            promoted = await self._database.run(lambda c: promote_once(c, backend))
+            moved |= promoted > 0
+            pause = 0.0 if promoted else pause  # there may be more, or the next one soon
+        elif chores.next_due is not None:
+            pause = min(pause, chores.next_due)
+        self.chores_at = monotonic() + pause
+        return moved
+
+    async def reclaim_once(self) -> bool:
+        """Take back expired leases; tell whether there were any."""
+        backend = self._database.backend
+        taken = await self._database.run(lambda c: reclaim_once(c, backend))
+        for item in taken:
+            logger.warning("Job %s was reclaimed: its lease had run out.", item.row.id)
+        self._note_ends([item for item in taken if isinstance(item, End)])
+        return bool(taken)
+
+    async def settle(self) -> bool:
+        """Settle until nothing moves any more; tell whether jobs became ready."""
+        backend, promoted = self._database.backend, False
+        while True:
+            settled = await self._database.run(lambda c: settle_once(c, backend))
+            self._note_ends(settled.ended)
+            promoted |= settled.promoted > 0
+            if not settled.moved:
+                return promoted
+
+    def _note_ends(self, ends: Sequence[End]) -> None:
+        for end in ends:
+            self.on_end(end.row.id, end.state)
+
+    async def is_idle(self, *, scheduled: bool) -> bool:
+        """Tell whether nothing of this worker's queues and types is runnable or running.
+
+        With `scheduled`, jobs whose time is still to come count too.
+        """
+        if not self._slots.empty:
+            return False
+        backend, queues = self._database.backend, tuple(self._settings.queues)
+        # In this order: what was settled before the first look is seen by the second.
+        chores = await self._database.read(lambda c: look_once(c, backend))
+        left = await self._database.read(
+            lambda c: count_open(c, backend, queues, self._handlers.types)
+        )
+        if not scheduled:
+            left.pop(State.SCHEDULED, None)
+        return not left and not chores.unsettled and not (chores.overdue and not scheduled)
+
+
+def _not_exhausted(
+    lanes: Sequence[Lane], takes: Sequence[Take], claimed: Sequence[Claimed]
+) -> list[Lane]:
+    """Return the lanes that gave as much as was asked of them, or were not asked."""
+    got = Counter((job.queue, job.group_key) for job in claimed)
+    short = {
+        (lane.queue, lane.group_key)
+        for take in takes
+        for lane in take.lanes
+        if got[lane.queue, lane.group_key] < take.count
+    }
+    return [lane for lane in lanes if (lane.queue, lane.group_key) not in short]
+
+
+def _defaults(handlers: Handlers, settings: Settings) -> Defaults:
+    known: Mapping[str, AnyHandler] = {name: handlers[name] for name in handlers.types}
+    return Defaults(
+        max_attempts={name: found.options.max_attempts for name, found in known.items()},
+        timeout={name: _timeout(found, settings) for name, found in known.items()},
+    )
+
+
+def _timeout(handler: AnyHandler, settings: Settings) -> float:
+    timeout = handler.options.timeout
+    return settings.default_timeout if timeout is UNSET else float(timeout)
