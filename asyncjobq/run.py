@@ -74,6 +74,8 @@ class JobRun:
 
     async def outcome(self) -> Outcome:
         """Run the handler to its end, or to the end of its time, and say how it ended."""
+        if self.stopped is not None:
+            return self._stopped_outcome()
         try:
             arguments = self.handler.decode(codec.decode(self.claimed.args))
         except ArgumentsError as error:

@@ -17,11 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from asyncjobq import inspection
 from asyncjobq.backends import backend_for, open_database
 from asyncjobq.backends.base import Backend, Database
-from asyncjobq.backoff import outage_delays
 from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of, in_transaction_of
 from asyncjobq.clock import seconds
 from asyncjobq.enqueue import as_spec, checked_args, insert_jobs
 from asyncjobq.errors import (
+    AsyncJobQError,
     ConfigurationError,
     DatabaseUnavailableError,
     InvalidJobError,
@@ -35,6 +35,7 @@ from asyncjobq.migrations import check_schema, ensure_schema
 from asyncjobq.models import tables_for
 from asyncjobq.settings import Duration, checked_settings
 from asyncjobq.states import State
+from asyncjobq.transactions import reason_of
 from asyncjobq.waiting import Waiters, result_of
 from asyncjobq.wake import ring_all
 from asyncjobq.worker import Worker
@@ -54,7 +55,8 @@ class Scheduler:
     seconds or timedeltas: a lease that is not renewed for `lease_ttl` is taken back, due work is
     looked for every `poll_interval` at least, jobs have `stop_timeout` to end when the scheduler
     is stopped, and `default_timeout` in all where neither they nor their handler say otherwise
-    (None: no end).
+    (None: no end). `listen_url` reaches PostgreSQL directly where `database` goes through a pooler
+    that passes no notifications on. `schema` and `table_prefix` say where the tables are.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Scheduler:
         poll_interval: Duration = 1.0,
         stop_timeout: Duration = 20.0,
         default_timeout: Duration | None = 3600.0,
+        listen_url: str | URL | None = None,
         worker_id: str | None = None,
         schema: str | None = None,
         table_prefix: str = "",
@@ -82,7 +85,9 @@ class Scheduler:
             default_timeout=default_timeout,
         )
         tables = tables_for(schema, table_prefix)
-        self._database = open_database(database, tables, lease_ttl=self.settings.lease_ttl)
+        self._database = open_database(
+            database, tables, lease_ttl=self.settings.lease_ttl, listen_url=listen_url
+        )
         self._handlers = Handlers()
         self._registries = tuple(handlers)
         self.handler = self._handlers.handler
@@ -202,8 +207,16 @@ class Scheduler:
     async def check_database(self) -> None:
         """Raise what is wrong with the database: its version, its tables, or that it is away."""
         backend = self._database.backend
-        await self._database.run(backend.check)
-        await self._database.run(lambda c: check_schema(c, backend))
+        try:
+            await self._database.run(backend.check)
+            await self._database.run(lambda c: check_schema(c, backend))
+        except AsyncJobQError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"The database cannot be used: {reason_of(error)}. Check the URL: its user, "
+                "password, host and database, and what the user is granted."
+            ) from error
 
     async def serve(self) -> None:
         """Run jobs until `stop()` is called or this call is cancelled.
@@ -212,9 +225,7 @@ class Scheduler:
         and then re-raises; a second cancellation cuts the waiting short. Raises
         ConfigurationError and SchemaError at the start; a database that is down is waited for.
         """
-        await self._check_until_answered()
-        worker = self._new_worker()
-        await self._supervise(worker, worker.serve())
+        await self._supervise(self._new_worker())
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Self]:
@@ -252,7 +263,8 @@ class Scheduler:
         """
         await self.check_database()
         worker = self._new_worker()
-        await self._supervise(worker, worker.serve_until_idle(scheduled=scheduled))
+        worker.end_when_idle(scheduled=scheduled)
+        await self._supervise(worker)
         return {state: worker.ended[state] for state in (State.DONE, State.FAILED, State.CANCELLED)}
 
     async def aclose(self) -> None:
@@ -268,23 +280,12 @@ class Scheduler:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    async def _supervise(self, worker: Worker, serving: Any) -> None:
-        task = asyncio.create_task(serving, name=f"asyncjobq worker {worker.settings.worker_id}")
+    async def _supervise(self, worker: Worker) -> None:
+        task = asyncio.create_task(worker.serve(self.check_database), name="asyncjobq worker")
         try:
             await ended(task, worker.stop)
         finally:
             self._worker = None
-            worker.stopped.set()
-
-    async def _check_until_answered(self) -> None:
-        delays = outage_delays()
-        while True:
-            try:
-                return await self.check_database()
-            except DatabaseUnavailableError as error:
-                delay = next(delays)
-                logger.warning("%s (starting; trying again in %.1f s)", error, delay)
-                await asyncio.sleep(delay)
 
     def _new_worker(self) -> Worker:
         if self._worker is not None:

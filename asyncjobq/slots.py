@@ -51,12 +51,13 @@ class Slots:
         self._services = services
         self._threads = CapacityLimiter(settings.concurrency + ABANDONED_THREADS)
         self._held: Counter[str] = Counter()
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def free(self) -> int:
         """How many jobs may be started now."""
-        return self._settings.concurrency - self._held.total()
+        return 0 if self._closed else self._settings.concurrency - self._held.total()
 
     @property
     def free_by_queue(self) -> dict[str, int]:
@@ -68,6 +69,10 @@ class Slots:
         """Whether no job runs here."""
         return not self._tasks
 
+    def close(self) -> None:
+        """Start no job from now on."""
+        self._closed = True
+
     def start(self, job: Claimed, handler: AnyHandler, leased_at: float) -> None:
         """Run a job that was leased not before `leased_at` by the monotonic clock."""
         grace = min(5.0, self._settings.lease_ttl / 3)
@@ -75,6 +80,8 @@ class Slots:
         self._held[job.queue] += 1
         self._heartbeat.add(run, leased_at)
         charge = self._share.start(job.group_key, job.weight)
+        if self._closed:  # claimed by a transaction that was under way
+            run.stop(Stop.INTERRUPTED)
         task = asyncio.create_task(self._job(run, charge), name=f"asyncjobq {job.lease.job_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

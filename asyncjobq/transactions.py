@@ -61,6 +61,11 @@ async def retrying(
 
 def unavailable(error: BaseException) -> DatabaseUnavailableError:
     """Return the library's error for a database that cannot be reached."""
+    return DatabaseUnavailableError(f"The database cannot be reached: {reason_of(error)}")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of what the driver says, without SQL or parameters."""
     cause = getattr(error, "orig", None) or error
-    reason = str(cause).strip().splitlines() or [type(cause).__name__]
-    return DatabaseUnavailableError(f"The database cannot be reached: {reason[0]}")
+    lines = str(cause).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(cause).__name__

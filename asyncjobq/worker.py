@@ -55,8 +55,19 @@ class Worker:
         self._ends_when_idle = False
         self._waits_for_scheduled = False
 
-    async def serve(self) -> None:
-        """Work until stopped; database outages and bad jobs never end it."""
+    async def serve(self, check: Callable[[], Awaitable[None]]) -> None:
+        """Work until stopped; database outages and bad jobs never end it.
+
+        `check` says first what is wrong with the database; one that is away is waited for.
+        """
+        try:
+            if await self._until_answered(check):
+                await self._work()
+        finally:
+            self._wake.close()
+            self.stopped.set()
+
+    async def _work(self) -> None:
         logger.info(
             "Worker %s serves the queues %s and the types %s.",
             self.settings.worker_id,
@@ -64,34 +75,45 @@ class Worker:
             ", ".join(self._handlers.types) or "(none)",
         )
         watch = self._database.watch(self._wake.ring, self.settings.poll_interval)
-        try:
-            async with asyncio.TaskGroup() as group:
-                loops = [
-                    group.create_task(watch),
-                    group.create_task(self._forever("renewing", self._renew)),
-                    group.create_task(self._forever("watching leases", self._expire)),
-                    group.create_task(self._forever("finalizing", self._writer.write_once)),
-                    group.create_task(self._forever("settling", self._settle)),
-                ]
-                await self._forever("ticking", self._wake_up, until=self._stopping)
-                await self._finish_jobs()
-                for loop in loops:
-                    loop.cancel()
-        finally:
-            self._wake.close()
-            logger.info("Worker %s has stopped.", self.settings.worker_id)
+        async with asyncio.TaskGroup() as group:
+            loops = [
+                group.create_task(watch),
+                group.create_task(self._forever("renewing", self._renew)),
+                group.create_task(self._forever("watching leases", self._expire)),
+                group.create_task(self._forever("finalizing", self._writer.write_once)),
+                group.create_task(self._forever("settling", self._settle)),
+            ]
+            await self._forever("ticking", self._wake_up, until=self._stopping)
+            await self._finish_jobs()
+            for loop in loops:
+                loop.cancel()
+        logger.info("Worker %s has stopped.", self.settings.worker_id)
 
-    async def serve_until_idle(self, *, scheduled: bool) -> None:
-        """Work until nothing of this worker's queues and types is runnable or running."""
+    def end_when_idle(self, *, scheduled: bool) -> None:
+        """Stop once nothing of this worker's queues and types is runnable or running."""
         self._ends_when_idle, self._waits_for_scheduled = True, scheduled
-        await self.serve()
 
     def stop(self) -> None:
         """Claim nothing more and let jobs end for `stop_timeout`; called again, do not wait."""
         if self._stopping.is_set():
             self._hurrying.set()
         self._stopping.set()
+        self._slots.close()
         self._wake.ring_here()
+
+    async def _until_answered(self, check: Callable[[], Awaitable[None]]) -> bool:
+        """Ask until the database answers; False if the worker was stopped before."""
+        delays = outage_delays()
+        while not self._stopping.is_set():
+            try:
+                await check()
+            except DatabaseUnavailableError as error:
+                delay = next(delays)
+                _report("starting", error, delay)
+                await wait_for_event(self._stopping, delay)
+            else:
+                return True
+        return False
 
     async def _finish_jobs(self) -> None:
         """Let jobs end, cancel those that do not, and release them: renewing goes on meanwhile."""

@@ -48,13 +48,24 @@ def backend_for(dialect: Dialect, tables: Tables) -> Backend:
     return _backend(_supported(dialect.name), tables)
 
 
-def open_database(source: str | URL | AsyncEngine, tables: Tables, *, lease_ttl: float) -> Database:
-    """Open the library's own connections to what the URL or engine names; connects to nothing."""
+def open_database(
+    source: str | URL | AsyncEngine,
+    tables: Tables,
+    *,
+    lease_ttl: float,
+    listen_url: str | URL | None = None,
+) -> Database:
+    """Open the library's own connections to what the URL or engine names; connects to nothing.
+
+    `listen_url` leads around a connection pooler that does not pass notifications on.
+    """
     if isinstance(source, AsyncEngine):
         engine, owns_engine = source, False
     else:
         engine, owns_engine = _make_engine(source), True
     name = _supported(engine.dialect.name)
+    if listen_url is not None and not _BACKENDS[name].listens:
+        raise ConfigurationError("listen_url is for databases with LISTEN, that is PostgreSQL.")
     if name == "sqlite":
         return sqlite_file.open_database(engine, tables, owns_engine=owns_engine)
     backend = backend_for(engine.dialect, tables)
@@ -66,6 +77,7 @@ def open_database(source: str | URL | AsyncEngine, tables: Tables, *, lease_ttl:
         settings=product.session_settings(lease_ttl),
         idle_limit=mysql.idle_limit(lease_ttl) * 0.9 if product is mysql else None,
         watch=postgresql.listen if backend.listens else None,
+        listen_engine=None if listen_url is None else _make_engine(listen_url),
     )
 
 

@@ -11,7 +11,6 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Row,
-    Select,
     literal,
     select,
     union_all,
@@ -98,10 +97,10 @@ def _head(
     count: int,
     conditions: Sequence[ColumnElement[bool]],
     hint: str,
-) -> Select[Any]:
+) -> Any:
     jobs = tables.jobs
     same_lane = (jobs.c[name] == getattr(lane, name) for name in LANE)
-    query: Select[Any] = select(literal(number).label("take"), jobs.c.id, jobs.c.priority)
+    query = select(literal(number).label("take"), jobs.c.id, jobs.c.priority)
     query = query.where(*same_lane, *conditions).order_by(jobs.c.priority, jobs.c.id).limit(count)
     return query.with_hint(jobs, hint, "mysql").with_hint(jobs, hint, "mariadb") if hint else query
 

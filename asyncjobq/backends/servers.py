@@ -35,6 +35,7 @@ class ServerDatabase(Database):
         settings: Sequence[str],
         idle_limit: float | None = None,
         watch: Watch | None = None,
+        listen_engine: AsyncEngine | None = None,
     ) -> None:
         self.engine = engine
         self.backend = backend
@@ -42,6 +43,7 @@ class ServerDatabase(Database):
         self._idle_limit = idle_limit
         self._owns_engine = owns_engine
         self._watch = watch
+        self._listen_engine = listen_engine
         self._sessions = sessions_of(engine)
         self._pool = PerLoop(self._make_engine, self._dispose)
 
@@ -67,7 +69,8 @@ class ServerDatabase(Database):
     @asynccontextmanager
     async def detached(self) -> AsyncIterator[Any]:
         """Hold a driver's connection that takes no place in the pool, and end it afterwards."""
-        async with (await self._pool.get()).connect() as connection:
+        engine = self._listen_engine or await self._pool.get()
+        async with engine.connect() as connection:
             raw = await connection.get_raw_connection()
             driver: Any = raw.driver_connection
             raw.detach()

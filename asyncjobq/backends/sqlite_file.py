@@ -21,7 +21,7 @@ from sqlalchemy.pool import StaticPool
 from asyncjobq.backends.base import Database, T, Work, sessions_of
 from asyncjobq.backends.loops import PerLoop
 from asyncjobq.backends.sqlite import SQLiteBackend
-from asyncjobq.errors import UnsupportedDatabaseError
+from asyncjobq.errors import ConfigurationError, UnsupportedDatabaseError
 from asyncjobq.models import Tables
 from asyncjobq.transactions import retrying
 
@@ -144,7 +144,13 @@ def _file_of(url: URL) -> str:
             "one task's rollback undoes another's writes, and no other process could see the jobs. "
             "Use a file, e.g. sqlite+aiosqlite:///jobs.db, or in tests one in a temporary folder."
         )
-    return str(Path(path.removeprefix("file:").partition("?")[0]))
+    file = Path(path.removeprefix("file:").partition("?")[0])
+    if not file.absolute().parent.is_dir():
+        raise ConfigurationError(
+            f"The folder of the database file does not exist: {file.absolute().parent}. Create it, "
+            "or correct the URL (an absolute path has four slashes: sqlite+aiosqlite:////srv/…)."
+        )
+    return str(file)
 
 
 def _sync_engine(url: URL, begin: str) -> Engine:
