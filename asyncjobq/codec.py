@@ -9,6 +9,10 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
+MAX_BYTES: Final = 8_000_000
+"""What arguments and results may have: MariaDB takes 16 MiB a statement, and escaping may double
+a text."""
+
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -28,6 +32,13 @@ def encode(value: Any) -> Encoded:
     except Exception as error:
         raise ValueError(_explain(value, error)) from error
     return Encoded(text)
+
+
+def check_size(text: str, most: int) -> None:
+    """Raise ValueError if JSON text is longer than so many bytes."""
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > most:
+        raise ValueError(f"it has {size:,} bytes as JSON; {most:,} are allowed")
 
 
 def decode(text: str) -> Any:

@@ -110,7 +110,7 @@ def checked_args(spec: JobSpec[Any], encode: Callable[[Mapping[str, Any]], Any] 
     """Return the arguments as they are stored; `encode` is the handler's, where it is known."""
     try:
         args = spec.args if encode is None else encode(spec.args)
-        codec.encode(args)
+        codec.check_size(codec.encode(args), codec.MAX_BYTES)
     except ValueError as error:
         if isinstance(error, ArgumentsError):
             raise
@@ -157,11 +157,7 @@ def _insert_edges(
 
 def _row(spec: JobSpec[Any], now: datetime) -> dict[str, Any]:
     chosen = spec.chosen
-    run_after = chosen.run_after
-    if isinstance(run_after, int | float | timedelta):
-        run_after = now + (
-            run_after if isinstance(run_after, timedelta) else timedelta(seconds=run_after)
-        )
+    run_after = _moment(chosen.run_after, now)
     blocked = bool(chosen.depends_on)
     return {
         "queue": spec.queue,
@@ -177,11 +173,18 @@ def _row(spec: JobSpec[Any], now: datetime) -> dict[str, Any]:
         "run_after": run_after,
         "timeout": None if chosen.timeout is UNSET else chosen.timeout,
         "max_attempts": chosen.max_attempts,
-        "meta": None if chosen.meta is None else dict(chosen.meta),
+        "meta": None if chosen.meta is None else codec.encode(chosen.meta),
         "settled": not blocked,
         "created_at": now,
         "updated_at": now,
     }
+
+
+def _moment(run_after: Any, now: datetime) -> datetime | None:
+    try:
+        return now + run_after if isinstance(run_after, timedelta) else run_after
+    except OverflowError as error:
+        raise InvalidJobError(f"run_after={run_after!r} ends beyond the calendar.") from error
 
 
 def _first_state(blocked: bool, run_after: datetime | None, now: datetime) -> State:
@@ -192,4 +195,4 @@ def _first_state(blocked: bool, run_after: datetime | None, now: datetime) -> St
 
 def _job(job_id: int, spec: JobSpec[Any], row: Mapping[str, Any]) -> Job[Any]:
     values = {name: value for name, value in row.items() if name != "settled"}
-    return Job(id=job_id, **{**values, "args": spec.args})
+    return Job(id=job_id, **{**values, "args": spec.args, "meta": spec.chosen.meta})

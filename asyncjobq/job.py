@@ -187,7 +187,10 @@ def stored_timeout(value: Any) -> Any:
         return value
     if value is None:
         return NO_TIMEOUT
-    number = seconds(value, "timeout")
+    try:
+        number = seconds(value, "timeout")
+    except ConfigurationError as error:
+        raise InvalidJobError(str(error)) from error
     if number <= 0:
         raise InvalidJobError(
             f"timeout must be greater than 0 seconds, not {value!r}; None means no deadline."

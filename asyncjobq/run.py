@@ -49,6 +49,7 @@ class JobRun:
         context: JobContext,
         threads: CapacityLimiter,
         grace: float,
+        max_result_bytes: int = codec.MAX_BYTES,
     ) -> None:
         """`grace` seconds are left for cleaning up, before the outcome is written without it."""
         self.claimed = claimed
@@ -56,6 +57,7 @@ class JobRun:
         self.context = context
         self.threads = threads
         self._grace = grace
+        self._max_result_bytes = max_result_bytes
         self.deadline = monotonic() + claimed.timeout if claimed.timeout else None
         self.stopped: Stop | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -150,8 +152,9 @@ class JobRun:
 
     def _succeeded(self, value: Any) -> Outcome:
         try:
-            stored = self.handler.encode_result(value)
-            return Outcome(Ending.SUCCEEDED, result=codec.encode(stored))
+            result = codec.encode(self.handler.encode_result(value))
+            codec.check_size(result, self._max_result_bytes)
+            return Outcome(Ending.SUCCEEDED, result=result)
         except (ResultError, ValueError) as error:
             reason = f"The handler succeeded, but its result cannot be stored: {error}"
         except Exception as error:

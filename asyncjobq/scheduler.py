@@ -19,6 +19,7 @@ from asyncjobq.backends import backend_for, open_database
 from asyncjobq.backends.base import Backend, Database
 from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of, in_transaction_of
 from asyncjobq.clock import seconds
+from asyncjobq.codec import MAX_BYTES
 from asyncjobq.enqueue import as_spec, checked_args, insert_jobs
 from asyncjobq.errors import (
     AsyncJobQError,
@@ -70,6 +71,7 @@ class Scheduler:
         poll_interval: Duration = 1.0,
         stop_timeout: Duration = 20.0,
         default_timeout: Duration | None = 3600.0,
+        max_result_bytes: int = MAX_BYTES,
         listen_url: str | URL | None = None,
         worker_id: str | None = None,
         schema: str | None = None,
@@ -83,6 +85,7 @@ class Scheduler:
             poll_interval=poll_interval,
             stop_timeout=stop_timeout,
             default_timeout=default_timeout,
+            max_result_bytes=max_result_bytes,
         )
         tables = tables_for(schema, table_prefix)
         self._database = open_database(

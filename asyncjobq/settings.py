@@ -28,6 +28,7 @@ class Settings:
     poll_interval: float
     stop_timeout: float
     default_timeout: float
+    max_result_bytes: int
 
 
 def checked_settings(
@@ -39,6 +40,7 @@ def checked_settings(
     poll_interval: Duration,
     stop_timeout: Duration,
     default_timeout: Duration | None,
+    max_result_bytes: int,
 ) -> Settings:
     """Return the settings; raises ConfigurationError saying what is wrong with which."""
     slots = _whole("concurrency", concurrency)
@@ -54,6 +56,7 @@ def checked_settings(
             if default_timeout is None
             else _at_least("default_timeout", default_timeout, 0.001)
         ),
+        max_result_bytes=_whole("max_result_bytes", max_result_bytes),
     )
 
 

@@ -76,7 +76,8 @@ class Slots:
     def start(self, job: Claimed, handler: AnyHandler, leased_at: float) -> None:
         """Run a job that was leased not before `leased_at` by the monotonic clock."""
         grace = min(5.0, self._settings.lease_ttl / 3)
-        run = JobRun(job, handler, self._context(job), self._threads, grace)
+        most = self._settings.max_result_bytes
+        run = JobRun(job, handler, self._context(job), self._threads, grace, most)
         self._held[job.queue] += 1
         self._heartbeat.add(run, leased_at)
         charge = self._share.start(job.group_key, job.weight)

@@ -83,8 +83,9 @@ def _refuse_unknown(version: int | None) -> None:
 
 
 def _refuse_foreign(connection: Connection, tables: Tables) -> None:
-    names = {tables.jobs.name, tables.deps.name}
-    taken = sorted(names & set(inspect(connection).get_table_names(schema=tables.schema)))
+    tables_there = inspect(connection)
+    names = sorted((tables.jobs.name, tables.deps.name))
+    taken = [name for name in names if tables_there.has_table(name, schema=tables.schema)]
     if taken:
         raise SchemaError(
             f"There is a table {taken[0]!r} already, which is not asyncjobq's. Keep them apart "

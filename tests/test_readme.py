@@ -1,0 +1,87 @@
+"""Every snippet of the README runs, in order and in one namespace, as a reader would try them."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+QUICKSTART = (ROOT / "examples" / "quickstart.py").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+SNIPPETS = [text for language, text in BLOCKS if language == "python"]
+
+
+async def run(snippet: str, namespace: dict[str, Any]) -> None:
+    """Execute a snippet in which `await` may stand at the top level."""
+    code = compile(snippet, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, namespace)  # noqa: S307  our own README
+    if inspect.isawaitable(result):
+        await result
+
+
+def test_quickstart_is_the_example_and_prints_what_it_says(tmp_path: Path) -> None:
+    assert SNIPPETS[0] == QUICKSTART
+    assert len(QUICKSTART.splitlines()) < 30
+    printed = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", SNIPPETS[0]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    expected = next(text for language, text in BLOCKS if language == "text")
+    assert (printed.stdout, printed.stderr) == (expected, "")
+
+
+async def test_handlers_and_transactions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    handlers, transaction = SNIPPETS[1:3]
+    await run(handlers, namespace)
+    assert "{'width': 640} done" in capsys.readouterr().out
+    await run(transaction, namespace)
+    assert [job.state for job in await namespace["scheduler"].find()] == [
+        "done",
+        "done",
+        "ready",
+        "ready",
+    ]
+    await namespace["scheduler"].aclose()
+
+
+async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    fastapi, aiohttp = SNIPPETS[3:5]
+    await run(fastapi, namespace)
+    app, scheduler = namespace["app"], namespace["scheduler"]
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        job_id = (await client.post("/greetings", params={"name": "Ada"})).json()
+        await scheduler.wait(job_id, timeout=10)
+        answer = (await client.get(f"/greetings/{job_id}")).json()
+    assert answer == {"state": "done", "greeting": "Hello Ada"}
+
+    await run(aiohttp, namespace)
+    async with TestClient(TestServer(namespace["app"])) as browser:
+        response = await browser.post("/greetings", params={"name": "Bo"})
+        assert await scheduler.wait(await response.json(), timeout=10) == "Hello Bo"
+    await scheduler.aclose()
+
+
+def test_all_snippets_are_run() -> None:
+    assert len(SNIPPETS) == 5
