@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +29,19 @@ class Settings:
     stop_timeout: float
     default_timeout: float
     max_result_bytes: int
+
+    def overridden(
+        self, *, concurrency: int | None = None, queues: Iterable[str] | None = None
+    ) -> Settings:
+        """Return these settings with other slots or queues, as a command line asks for them.
+
+        A queue that has fewer slots than the worker keeps its own number.
+        """
+        slots = self.concurrency if concurrency is None else _whole("concurrency", concurrency)
+        fewer = {name: most for name, most in self.queues.items() if most != self.concurrency}
+        names = self.queues if queues is None else _queues(queues, slots)
+        kept = {name: fewer.get(name, slots) for name in names}
+        return replace(self, concurrency=slots, queues=kept)
 
 
 def checked_settings(

@@ -1,0 +1,140 @@
+"""The web examples over real HTTP, each in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from examples.programs import EXAMPLES, Place, Program, wait_for
+from throwaway import free_port
+
+SIGNALS_PROGRAM = """
+import asyncio, signal, sys
+from contextlib import asynccontextmanager
+from aiohttp import web
+import aiohttp_app, fastapi_app
+
+@asynccontextmanager
+async def aiohttp_running():
+    runner = web.AppRunner(aiohttp_app.make_app())
+    await runner.setup()
+    yield
+    await runner.cleanup()
+
+def handlers():
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+async def main(running):
+    before = handlers()
+    async with running:
+        during = handlers()
+    print(before == during == handlers())
+
+asyncio.run(main(fastapi_app.app.router.lifespan_context(fastapi_app.app)))
+asyncio.run(main(aiohttp_running()))
+"""
+
+
+@dataclass
+class Web:
+    """A web application that answers."""
+
+    program: Program
+    client: httpx.Client
+    database: Path
+
+    def count(self, table: str) -> int:
+        """Return how many rows a table of its database has."""
+        with closing(sqlite3.connect(self.database)) as connection:
+            number: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            return number
+
+    def when_done(self, path: str) -> dict[str, Any]:
+        """Return what is at this path as soon as its job is done."""
+
+        def look() -> dict[str, Any] | None:
+            found: dict[str, Any] = self.client.get(path).raise_for_status().json()
+            return found if found["state"] == "done" else None
+
+        return wait_for(look, f"{path} is done")
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C, as it were: the program ends soon, in good order."""
+        self.program.signal(signal.SIGINT)
+        assert self.program.exit_code() == 0, self.program.output
+        self.program.check_output()
+
+
+@contextmanager
+def serving(place: Place, example: str) -> Iterator[Web]:
+    """Run a web example until it answers."""
+    port, database = free_port(), place.folder / "web.db"
+    variables = {"DATABASE_URL": f"sqlite+aiosqlite:///{database}", "PORT": str(port)}
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
+        place.running(str(EXAMPLES / example), **variables) as program,
+    ):
+
+        def answers() -> bool:
+            assert program.process.poll() is None, program.output
+            try:
+                return client.get("/").status_code == 404
+            except httpx.TransportError:
+                return False
+
+        wait_for(answers, f"{example} answers")
+        yield Web(program, client, database)
+
+
+def test_fastapi(place: Place) -> None:
+    with serving(place, "fastapi_app.py") as web:
+        placed = web.client.post("/orders", json={"product": "tea", "quantity": 2})
+        assert (placed.status_code, placed.json()) == (201, {"order": 1, "job": 1})
+        order = web.when_done("/orders/1")
+        assert order["invoice"] == {"number": "2026-00001", "cents": 900}
+        assert (web.count("orders"), web.count("jobs")) == (1, 1)
+
+        refused = web.client.post("/orders", json={"product": "tea", "quantity": 19})
+        assert refused.status_code == 409, refused.text
+        assert (web.count("orders"), web.count("jobs")) == (1, 1), "rolled back"
+        assert web.client.get("/orders/2").status_code == 404
+        assert web.client.post("/orders", json={"product": "tea", "quantity": 18}).is_success
+        assert web.when_done("/orders/2")["invoice"]["cents"] == 8100
+        web.interrupt()
+    assert place.left_behind == []
+
+
+def test_aiohttp(place: Place) -> None:
+    with serving(place, "aiohttp_app.py") as web:
+        invited = web.client.post("/invitations", json={"email": "ada@example.org"})
+        assert invited.status_code == 201, invited.text
+        invitation = web.when_done("/invitations/ada@example.org")
+        assert invitation["message_id"] == f"<invitation-{invited.json()['job']}@example.org>"
+        assert "To: ada@example.org\n" in web.program.output
+
+        refused = web.client.post("/invitations", json={"email": "ada@example.org"})
+        assert refused.status_code == 409, refused.text
+        assert (web.count("invitations"), web.count("jobs")) == (1, 1), "rolled back"
+        assert web.client.get("/invitations/bob@example.org").status_code == 404
+        web.interrupt()
+    assert place.left_behind == []
+
+
+def test_ctrl_c_right_after_the_start(place: Place) -> None:
+    with serving(place, "aiohttp_app.py") as web:
+        web.interrupt()
+
+
+def test_signal_handlers_are_left_alone(place: Place) -> None:
+    with place.running("-c", SIGNALS_PROGRAM, PYTHONPATH=str(EXAMPLES)) as program:
+        assert program.exit_code(within=30) == 0, program.output
+        told = [line for line in program.output.splitlines() if line in ("True", "False")]
+        assert told == ["True", "True"], program.output
+        program.check_output()
