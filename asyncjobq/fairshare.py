@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,10 +84,10 @@ class FairShare:
     def finish(self, charge: Charge, seconds: float) -> None:
         """Correct a charge by the time that the job really held its slot."""
         group = charge.group
-        mean = self._mean.get(group)
-        self._mean[group] = seconds if mean is None else mean + _RECENT * (seconds - mean)
         self._overall += _RECENT * (seconds - self._overall)
         if group in self._virtual:
+            mean = self._mean.get(group, seconds)
+            self._mean[group] = mean + _RECENT * (seconds - mean)
             self._virtual[group] += (seconds - charge.seconds) / charge.weight
 
     def _position(self, group: str) -> tuple[float, int]:
@@ -97,11 +97,7 @@ class FairShare:
         return max(self._mean.get(group, self._overall), 1e-6)
 
     def _forget(self) -> None:
-        """Drop the groups that are not ahead: they would start at the current time anyway."""
-        self._drop(group for group, virtual in self._virtual.items() if virtual <= self._now)
-
-    def _drop(self, groups: Iterable[str]) -> None:
-        for group in list(groups):
-            del self._virtual[group]
+        """Drop the half that had no turn for longest; should they return, they are as if new."""
+        for group in sorted(self._turn, key=self._turn.__getitem__)[: _REMEMBERED // 2]:
+            del self._virtual[group], self._turn[group]
             self._mean.pop(group, None)
-            self._turn.pop(group, None)

@@ -45,13 +45,10 @@ class LaneCursor:
         return bool(self._after)
 
     def scan_once(self, connection: Connection, backend: Backend) -> list[Lane]:
-        """Return the next lanes; begins again with the first when the last was reached."""
+        """Return the next lanes; none at the end of a round, after which it begins again."""
         if not self.queues or not self.types:
             return []
         page = self._page(connection, backend)
-        if not page.lanes and self.cut:
-            self._after.clear()
-            page = self._page(connection, backend)
         self._move_on(page)
         return page.lanes
 
@@ -60,7 +57,7 @@ class LaneCursor:
         return backend.lanes(connection, LaneScan(self.queues, self.types, self.bound, after))
 
     def _move_on(self, page: LanePage) -> None:
-        if not page.cut:
+        if not page.cut or not page.lanes:
             self._after.clear()
             return
         for lane in sorted(page.lanes, key=lambda lane: lane.place):

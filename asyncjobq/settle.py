@@ -34,6 +34,8 @@ class Settled:
     settled: int = 0
     promoted: int = 0
     ended: list[End] = field(default_factory=list)
+    cut_at: int | None = None
+    """The last id that was looked at, if there may be unsettled rows behind it."""
 
     @property
     def moved(self) -> bool:
@@ -41,11 +43,34 @@ class Settled:
         return bool(self.settled or self.promoted or self.ended)
 
 
-def settle_once(connection: Connection, backend: Backend, limit: int = ROWS) -> Settled:
-    """Settle up to `limit` rows."""
+@dataclass
+class Sweep:
+    """Where a series of calls stands: rows that are stuck at the front hide none behind them."""
+
+    after: int = 0
+    over: bool = False
+    _moved: bool = False
+
+    def note(self, settled: Settled) -> None:
+        """Say where to go on after this call."""
+        self._moved |= settled.moved
+        if settled.moved:
+            return
+        if settled.cut_at is not None:
+            self.after = settled.cut_at
+        elif self.after and self._moved:
+            self.after, self._moved = 0, False
+        else:
+            self.over = True
+
+
+def settle_once(
+    connection: Connection, backend: Backend, after: int = 0, limit: int = ROWS
+) -> Settled:
+    """Settle up to `limit` rows with ids above `after`."""
     jobs = backend.tables.jobs
-    query = select(jobs.c.id).where(~jobs.c.settled).order_by(jobs.c.id).limit(limit)
-    candidates = list(connection.scalars(query))
+    query = select(jobs.c.id).where(~jobs.c.settled, jobs.c.id > after)
+    candidates = list(connection.scalars(query.order_by(jobs.c.id).limit(limit)))
     if not candidates:
         return Settled()
     columns = [jobs.c.id, jobs.c.state]
@@ -59,6 +84,7 @@ def settle_once(connection: Connection, backend: Backend, limit: int = ROWS) -> 
     # A job that was cancelled just now has neighbours of its own to be told.
     cancelled = {end.row.id for end in result.ended}
     result.settled = _mark_settled(connection, backend, [*complete, *(set(new) - cancelled)])
+    result.cut_at = candidates[-1] if len(candidates) == limit else None
     return result
 
 

@@ -43,6 +43,7 @@ class Slots:
         services: Services,
     ) -> None:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
+        self.on_return: Callable[[float], None] = lambda delay: None
         self.on_free: Callable[[], None] = lambda: None
         self._settings = settings
         self._share = share
@@ -138,6 +139,8 @@ class Slots:
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
         if outcome.state in TERMINAL:
             self.on_end(job.lease.job_id, outcome.state)
+        elif outcome.retry_after is not None:
+            self.on_return(outcome.retry_after)
 
     def _context(self, job: Claimed) -> JobContext:
         endless = job.timeout == NO_TIMEOUT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 from asyncjobq.backends.base import Database, Lane, Take
 from asyncjobq.clock import monotonic
@@ -14,7 +15,7 @@ from asyncjobq.job import UNSET
 from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
 from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
 from asyncjobq.settings import Settings
-from asyncjobq.settle import settle_once
+from asyncjobq.settle import Sweep, settle_once
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.transition import End
@@ -36,6 +37,7 @@ class Tick:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.chores_at = 0.0
         """When the chores are due next, by the monotonic clock."""
+        self._expected = inf
         self._database = database
         self._handlers = handlers
         self._settings = settings
@@ -49,14 +51,18 @@ class Tick:
     async def claim_once(self) -> int:
         """Fill the free slots as far as there are jobs; returns how many were started."""
         started = 0
+        in_the_middle = self._lanes.cut  # of a round that an earlier call began
         while self._slots.free > 0:
             lanes = await self._database.read(
                 lambda c: self._lanes.scan_once(c, self._database.backend)
             )
             claimed = await self._claim_from(lanes)
             started += claimed
-            if not claimed and not self._lanes.cut:
+            if claimed or self._lanes.cut:
+                continue
+            if not in_the_middle:
                 break
+            in_the_middle = False
         return started
 
     async def _claim_from(self, lanes: list[Lane]) -> int:
@@ -85,9 +91,15 @@ class Tick:
 
     # -- chores ---------------------------------------------------------------------------------
 
+    def expect_due(self, delay: float) -> None:
+        """Do the chores in so many seconds at the latest: a job will be due then."""
+        self._expected = min(self._expected, monotonic() + delay)
+        self.chores_at = min(self.chores_at, self._expected)
+
     async def chores_once(self) -> bool:
         """Reclaim, settle and promote where there is need; tell whether jobs may be ready now."""
         backend = self._database.backend
+        self._expected = inf
         chores = await self._database.read(lambda c: look_once(c, backend))
         moved = False
         if chores.expired:
@@ -96,12 +108,12 @@ class Tick:
             moved |= await self.settle()
         pause = self._settings.poll_interval
         if chores.overdue:
-            promoted = await self._database.run(lambda c: promote_once(c, backend))
-            moved |= promoted > 0
-            pause = 0.0 if promoted else pause  # there may be more, or the next one soon
+            moved |= await self._database.run(lambda c: promote_once(c, backend)) > 0
         elif chores.next_due is not None:
             pause = min(pause, chores.next_due)
-        self.chores_at = monotonic() + pause
+        if moved:  # there may be more, or the next due time soon
+            pause = 0.0
+        self.chores_at = min(monotonic() + pause, self._expected)
         return moved
 
     async def reclaim_once(self) -> bool:
@@ -115,13 +127,13 @@ class Tick:
 
     async def settle(self) -> bool:
         """Settle until nothing moves any more; tell whether jobs became ready."""
-        backend, promoted = self._database.backend, False
-        while True:
-            settled = await self._database.run(lambda c: settle_once(c, backend))
+        backend, promoted, sweep = self._database.backend, False, Sweep()
+        while not sweep.over:
+            settled = await self._database.run(lambda c: settle_once(c, backend, sweep.after))
             self._note_ends(settled.ended)
             promoted |= settled.promoted > 0
-            if not settled.moved:
-                return promoted
+            sweep.note(settled)
+        return promoted
 
     def _note_ends(self, ends: Sequence[End]) -> None:
         for end in ends:

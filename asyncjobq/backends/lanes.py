@@ -41,13 +41,15 @@ def page(rows: Sequence[Row[Any]], scan: LaneScan) -> LanePage:
 
 
 def _starts(scan: LaneScan) -> list[tuple[str, str, str, str]]:
-    """Return where the walk begins, for each queue and type: at its first lane, or after one."""
-    after = {(lane.queue, lane.type): lane for lane in scan.after}
-    return [
-        after[queue, type_].place if (queue, type_) in after else (queue, type_, "", "")
-        for queue in scan.queues
-        for type_ in scan.types
-    ]
+    """Return where the walk begins, for each queue and type: at its first lane, or after one.
+
+    Keys have no NUL, so that nothing lies between a key and the same with "\\x01" behind it.
+    """
+    after = {
+        (lane.queue, lane.type): (*lane.place[:3], lane.group_key + "\x01") for lane in scan.after
+    }
+    pairs = ((queue, type_) for queue in scan.queues for type_ in scan.types)
+    return [after.get(pair, (*pair, "", "")) for pair in pairs]
 
 
 def starts_as_arrays(scan: LaneScan) -> dict[str, Any]:
