@@ -23,6 +23,7 @@ Raised by handlers, and never by the library, to say how their attempt ends:
 from __future__ import annotations
 
 from datetime import timedelta
+from math import isfinite
 
 
 class AsyncJobQError(Exception):
@@ -113,6 +114,13 @@ class SchedulerStateError(AsyncJobQError, RuntimeError):
     """The scheduler is not in a state in which this call makes sense."""
 
 
+def _seconds(after: float | timedelta) -> float:
+    number = after.total_seconds() if isinstance(after, timedelta) else after
+    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+        raise ValueError(f"after takes finite seconds or a timedelta, not {after!r}.")
+    return float(number)
+
+
 class AttemptEnd(Exception):
     """How a handler ends its own attempt; see the subclasses."""
 
@@ -122,7 +130,7 @@ class Retry(AttemptEnd):
 
     def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
         self.reason = reason
-        self.after = after.total_seconds() if isinstance(after, timedelta) else after
+        self.after = None if after is None else _seconds(after)
         super().__init__(reason or "the handler asked for a retry")
 
 
@@ -130,7 +138,7 @@ class Snooze(AttemptEnd):
     """Run this job again after a delay in seconds; costs no attempt."""
 
     def __init__(self, after: float | timedelta) -> None:
-        self.after = after.total_seconds() if isinstance(after, timedelta) else float(after)
+        self.after = _seconds(after)
         super().__init__(f"the handler snoozed for {self.after:g} s")
 
 

@@ -40,8 +40,9 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     Outcomes of leases that were lost change nothing.
     """
     jobs = backend.tables.jobs
-    result = Written()
-    waiting = {item.lease.job_id: item for item in batch}
+    # The newest attempt of a job counts, should two of one process come together.
+    waiting = {item.lease.job_id: item for item in sorted(batch, key=lambda i: i.lease.token)}
+    result = Written(lost=[item for item in batch if waiting[item.lease.job_id] is not item])
     columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
     rows = backend.lock_rows(connection, list(waiting), columns, jobs.c.in_flight)
     moves: list[End | Return] = []

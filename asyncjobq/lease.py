@@ -119,8 +119,9 @@ def renew_once(
     Rows that another transaction holds are skipped: waiting for one would let all others expire.
     """
     jobs = backend.tables.jobs
-    renewal = Renewal()
-    by_id = {lease.job_id: lease for lease in leases}
+    # A handler that was given up may still be here when its job comes back.
+    by_id = {lease.job_id: lease for lease in sorted(leases, key=lambda lease: lease.token)}
+    renewal = Renewal(lost=set(leases) - set(by_id.values()))
     columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
     rows = backend.lock_rows(connection, list(by_id), columns, jobs.c.in_flight)
     for row in rows:

@@ -10,15 +10,15 @@ import asyncio
 import contextvars
 import logging
 import traceback
-from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Any
+from types import FrameType
+from typing import Any, Final
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 
 from asyncjobq import codec
-from asyncjobq.clock import monotonic
+from asyncjobq.clock import monotonic, seconds
 from asyncjobq.context import JobContext
 from asyncjobq.errors import ArgumentsError, Cancel, Fail, ResultError, Retry, Snooze
 from asyncjobq.handlers import AnyHandler
@@ -27,7 +27,8 @@ from asyncjobq.outcomes import Ending, Outcome
 
 logger = logging.getLogger("asyncjobq.run")
 
-Call = Callable[[], Awaitable[Any]]
+LONGEST_DELAY: Final = 100 * 365 * 86_400.0
+"""Seconds until a retry; a longer delay might end beyond the calendar."""
 
 
 class Stop(Enum):
@@ -104,7 +105,8 @@ class JobRun:
         if not task.done():
             self.stop(Stop.TIMED_OUT)
             self.context.cancel_requested = True
-            task.cancel()
+            if self.handler.is_async:  # a thread can only be asked
+                task.cancel()
             await asyncio.wait({task}, timeout=self._grace)
 
     async def _contained(self, arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
@@ -119,7 +121,7 @@ class JobRun:
         function = self.handler.function
         if self.handler.is_async:
             return await function(*positional, **arguments)
-        # A thread cannot be interrupted: once its time is over it is left behind.
+        # A thread cannot be interrupted: when it does not end in time it is left behind.
         return await anyio.to_thread.run_sync(
             lambda: function(*positional, **arguments),
             abandon_on_cancel=True,
@@ -128,6 +130,8 @@ class JobRun:
 
     def _concluded(self, task: asyncio.Task[Any]) -> Outcome:
         if not task.done():
+            if not self.handler.is_async:  # nor is a thread to start late
+                task.cancel()
             return self._left_behind()
         if task.cancelled():  # before its first step
             return self._stopped_outcome()
@@ -176,7 +180,7 @@ class JobRun:
     def _raised(self, error: BaseException) -> Outcome:
         match error:
             case Snooze():
-                return Outcome(Ending.SNOOZED, retry_after=max(0.0, error.after))
+                return Outcome(Ending.SNOOZED, retry_after=_bounded(error.after))
             case Cancel():
                 return Outcome(Ending.CANCELLED, error=_described(error))
             case Fail():
@@ -194,18 +198,29 @@ class JobRun:
             return Outcome(ending, error=text)
         try:
             delay = self.handler.options.retry(attempt, error) if after is None else after
+            bounded = None if delay is None else _bounded(seconds(delay, "Its answer"))
         except Exception as broken:
-            return Outcome(ending, error=f"{text}\n\nThe retry policy raised {broken!r}")
-        return Outcome(ending, error=text, retry_after=None if delay is None else max(0.0, delay))
+            reason = f"{text}\n\nThe retry policy failed in its turn:\n{_described(broken)}"
+            return Outcome(ending, error=reason)
+        return Outcome(ending, error=text, retry_after=bounded)
+
+
+def _bounded(delay: float) -> float:
+    return min(max(0.0, delay), LONGEST_DELAY)
 
 
 def _described(error: BaseException) -> str:
-    """Return the error with its traceback below this module's own frames."""
+    """Return the error with its traceback below the frames that led to the handler."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__:
+    while frames is not None and _leads_to_handler(frames.tb_frame):
         frames = frames.tb_next
     try:
         lines = traceback.format_exception(type(error), error, frames)
         return codec.printable("".join(lines).strip())
     except Exception:  # an error whose own text raises
         return type(error).__name__
+
+
+def _leads_to_handler(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__"))
+    return module == __name__ or module.startswith("anyio.")
