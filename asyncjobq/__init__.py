@@ -33,11 +33,11 @@ from asyncjobq.errors import (
 )
 from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, JobOptions, JobSpec
-from asyncjobq.models import Base, JobDepRow, JobRow
+from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.states import Kind, State
 
-metadata = Base.metadata
+metadata = JobRow.metadata
 """The tables under their default names, for Alembic's `target_metadata`."""
 
 __version__ = "0.1.0"

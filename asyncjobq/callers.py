@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -18,7 +18,8 @@ T = TypeVar("T")
 AsyncCaller = AsyncSession | AsyncConnection
 SyncCaller = Session | Connection
 
-_RINGS = "asyncjobq rings at commit"
+COMMIT_TAKES: Final = 0.05
+"""Seconds from the moment at which a connection tells of its commit, which is before it."""
 
 
 async def in_transaction_of(caller: AsyncCaller, work: Callable[[Connection], T]) -> T:
@@ -49,8 +50,17 @@ def _unfit(caller: object, wanted: str) -> ConfigurationError:
     return ConfigurationError(f"session takes {wanted}, not a {type(caller).__name__}{hint}.")
 
 
-def _ring_at_commit(caller: Any) -> None:
+def _ring_at_commit(caller: SyncCaller) -> None:
     """Wake this process's workers at each commit from now on; a ring too many costs one look."""
-    if _RINGS not in caller.info and isinstance(caller, Session):
-        caller.info[_RINGS] = True
-        event.listen(caller, "after_commit", lambda _: ring_all())
+    of_session = isinstance(caller, Session)
+    name, ring = ("after_commit", _ring) if of_session else ("commit", _ring_soon)
+    if not event.contains(caller, name, ring):
+        event.listen(caller, name, ring)
+
+
+def _ring(_: Session) -> None:
+    ring_all()
+
+
+def _ring_soon(_: Connection) -> None:
+    ring_all(COMMIT_TAKES)

@@ -121,7 +121,8 @@ def checked_args(spec: JobSpec[Any], encode: Callable[[Mapping[str, Any]], Any] 
 
 
 def _refuse_autocommit(connection: Connection) -> None:
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+    of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    if connection.get_execution_options().get("isolation_level", of_engine) == "AUTOCOMMIT":
         raise ConfigurationError(
             "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before "
             "its edges are written. Use a connection or session that has transactions."

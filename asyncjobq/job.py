@@ -89,7 +89,7 @@ def id_of(job: JobRef) -> int:
     """Return a job's id, refusing what is neither a job nor an id."""
     if isinstance(job, Job):
         return job.id
-    if isinstance(job, int) and not isinstance(job, bool):
+    if isinstance(job, int) and not isinstance(job, bool) and abs(job) < 2**63:
         return job
     raise InvalidJobError(f"A job is named by itself or its integer id, not by {job!r}.")
 
@@ -201,9 +201,9 @@ def stored_timeout(value: Any) -> Any:
 def _moment(value: Any) -> datetime | timedelta | None:
     if value is None or isinstance(value, timedelta):
         return value
-    if isinstance(value, datetime):
-        return aware_utc(value, "run_after")
     try:
+        if isinstance(value, datetime):
+            return aware_utc(value, "run_after")
         return timedelta(seconds=seconds(value, "run_after"))
     except (ConfigurationError, OverflowError) as error:
         raise InvalidJobError(

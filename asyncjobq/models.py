@@ -6,6 +6,7 @@ with a prefix. DDL details that differ between databases are SQLAlchemy's own di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,6 +37,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 
 from asyncjobq.column_types import MYSQL_FAMILY, JsonText, Key, LongText, UtcDateTime
+from asyncjobq.errors import ConfigurationError
 from asyncjobq.states import State
 
 SCHEMA_VERSION: Final = 1
@@ -247,9 +249,19 @@ class Tables:
     version: Table
 
 
-@lru_cache
 def tables_for(schema: str | None = None, prefix: str = "") -> Tables:
     """Return the tables under this schema and prefix: the same object for the same names."""
+    if not isinstance(prefix, str) or not re.fullmatch("[A-Za-z0-9_]{0,32}", prefix):
+        raise ConfigurationError(
+            f"table_prefix takes up to 32 letters, digits and underscores, not {prefix!r}."
+        )
+    if schema is not None and (not isinstance(schema, str) or not 1 <= len(schema) <= 63):
+        raise ConfigurationError(f"schema takes a name of 1 to 63 characters, not {schema!r}.")
+    return _tables(schema, prefix)
+
+
+@lru_cache
+def _tables(schema: str | None, prefix: str) -> Tables:
     if schema is None and not prefix:
         models: tuple[type[DeclarativeBase], ...] = (JobRow, JobDepRow, SchemaVersionRow)
         metadata = Base.metadata

@@ -32,7 +32,7 @@ from asyncjobq.handlers import Handlers
 from asyncjobq.inspection import Filter
 from asyncjobq.job import Job, JobOptionArgs, JobRef, JobSpec, id_of
 from asyncjobq.lifetime import ended, signals_handled
-from asyncjobq.migrations import check_schema, ensure_schema
+from asyncjobq.migrations import check_schema, ensure_schema, is_up_to_date
 from asyncjobq.models import tables_for
 from asyncjobq.settings import Duration, checked_settings
 from asyncjobq.states import State
@@ -142,14 +142,27 @@ class Scheduler:
         """Enqueue many jobs in one transaction, in order, with few statements."""
         return await self._insert([self._checked(spec) for spec in jobs], session)
 
+    @overload
+    def enqueue_sync(
+        self, session: SyncCaller, job: JobSpec[R], /, **options: Unpack[JobOptionArgs]
+    ) -> Job[R]: ...
+    @overload
     def enqueue_sync(
         self,
         session: SyncCaller,
-        job: JobSpec[R] | str,
+        job: str,
         args: Mapping[str, Any] | None = None,
         /,
         **options: Unpack[JobOptionArgs],
-    ) -> Job[R]:
+    ) -> Job[Any]: ...
+    def enqueue_sync(
+        self,
+        session: SyncCaller,
+        job: JobSpec[Any] | str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        **options: Unpack[JobOptionArgs],
+    ) -> Job[Any]:
         """Enqueue one job in the transaction of a synchronous Session or Connection."""
         spec = self._spec(job, args, options)
         work = self._in_callers_terms(lambda c, backend: insert_jobs(c, backend, [spec]))
@@ -204,15 +217,16 @@ class Scheduler:
     async def create_schema(self) -> None:
         """Create or upgrade the tables; does nothing when they are up to date."""
         backend = self._database.backend
-        await self._database.run(backend.check)
-        await self._database.run(lambda c: ensure_schema(c, backend))
+        await self._database.read(backend.check)
+        if not await self._database.read(lambda c: is_up_to_date(c, backend)):
+            await self._database.run(lambda c: ensure_schema(c, backend))
 
     async def check_database(self) -> None:
         """Raise what is wrong with the database: its version, its tables, or that it is away."""
         backend = self._database.backend
         try:
-            await self._database.run(backend.check)
-            await self._database.run(lambda c: check_schema(c, backend))
+            await self._database.read(backend.check)
+            await self._database.read(lambda c: check_schema(c, backend))
         except AsyncJobQError:
             raise
         except Exception as error:
@@ -238,7 +252,7 @@ class Scheduler:
         """
         with suppress(DatabaseUnavailableError):
             await self.check_database()
-        task = asyncio.create_task(self.serve(), name="asyncjobq serve")
+        task = asyncio.create_task(self._supervise(self._new_worker()), name="asyncjobq serve")
         try:
             yield self
         finally:
@@ -315,7 +329,11 @@ class Scheduler:
         wanted = Filter(**filters)
         return await self._read(lambda c, b: inspection.find_jobs(c, b, wanted), session)
 
-    async def wait(self, job: Job[R] | int, /, *, timeout: Duration | None = None) -> R:
+    @overload
+    async def wait(self, job: Job[R], /, *, timeout: Duration | None = None) -> R: ...
+    @overload
+    async def wait(self, job: int, /, *, timeout: Duration | None = None) -> Any: ...
+    async def wait(self, job: JobRef, /, *, timeout: Duration | None = None) -> Any:
         """Wait until a job has ended and return its result.
 
         Raises JobFailed, JobCancelled, JobNotFoundError, or TimeoutError when `timeout` is over.
@@ -324,8 +342,7 @@ class Scheduler:
         look = partial(self.get, job_id)
         async with asyncio.timeout(None if timeout is None else seconds(timeout, "timeout")):
             ended = await self._waiters.until_ended(job_id, look, self.settings.poll_interval)
-        result: R = result_of(ended)
-        return result
+        return result_of(ended)
 
     async def _read(
         self, work: Callable[[Connection, Backend], T], session: AsyncCaller | None

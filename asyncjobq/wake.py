@@ -17,10 +17,11 @@ class Wake:
         self._news = False
         _LISTENING.add(self)
 
-    def ring(self) -> None:
+    def ring(self, delay: float = 0.0) -> None:
         """Tell of news in the tables: end the sleep, or the next one if the worker is awake."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ring_with_news)
+            later = self._loop.call_later
+            self._loop.call_soon_threadsafe(later, delay, self._ring_with_news)
 
     def _ring_with_news(self) -> None:
         self._news = True
@@ -49,7 +50,7 @@ class Wake:
 _LISTENING: WeakSet[Wake] = WeakSet()
 
 
-def ring_all() -> None:
-    """Ring every worker of this process: somebody here has enqueued."""
+def ring_all(delay: float = 0.0) -> None:
+    """Ring every worker of this process, in so many seconds: somebody here has enqueued."""
     for wake in list(_LISTENING):
-        wake.ring()
+        wake.ring(delay)

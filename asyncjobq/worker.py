@@ -52,6 +52,7 @@ class Worker:
         self._slots.on_free = self._wake.ring_here
         self._tick = Tick(database, handlers, settings, share, self._slots)
         self._slots.on_end = self._tick.on_end = self._note_end
+        self._slots.on_return = self._tick.expect_due
         self._ends_when_idle = False
         self._waits_for_scheduled = False
 
@@ -97,6 +98,8 @@ class Worker:
         """Claim nothing more and let jobs end for `stop_timeout`; called again, do not wait."""
         if self._stopping.is_set():
             self._hurrying.set()
+        else:
+            logger.info("Worker %s stops.", self.settings.worker_id)
         self._stopping.set()
         self._slots.close()
         self._wake.ring_here()
@@ -151,6 +154,7 @@ class Worker:
         await self._writer.unsettled.wait()
         self._writer.unsettled.clear()
         if await self._tick.settle():
+            self._tick.expect_due(0.0)
             self._wake.ring_here()
 
     def _note_end(self, job_id: int, state: State) -> None:

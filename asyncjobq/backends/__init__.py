@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from sqlalchemy import Dialect, make_url
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from asyncjobq.backends import mysql, postgresql, sqlite_file
@@ -98,6 +98,8 @@ def _make_engine(source: str | URL) -> AsyncEngine:
         raise ConfigurationError(_install(url, name)) from error
     except NoSuchModuleError as error:
         raise ConfigurationError(f"{error} Examples of URLs: {EXAMPLES}.") from error
+    except InvalidRequestError as error:  # a driver that is not asynchronous
+        raise ConfigurationError(f"{error} Write {name}+{_DRIVERS[name][0]}://…") from error
 
 
 def _supported(name: str) -> str:
@@ -119,4 +121,7 @@ def _require_async_driver(url: URL, name: str) -> None:
 def _install(url: URL, name: str) -> str:
     extra = _DRIVERS[name][1]
     install = f"pip install 'asyncjobq[{extra}]'" if extra else "pip install aiosqlite"
-    return f"The driver of {url.drivername!r} is not installed: {install}"
+    return (
+        f"The driver of {url.drivername!r} is not installed. {install} installs the one of "
+        f"{name}+{_DRIVERS[name][0]}://…"
+    )

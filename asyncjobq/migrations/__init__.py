@@ -13,7 +13,7 @@ from asyncjobq.backends.base import Backend
 from asyncjobq.errors import SchemaError
 from asyncjobq.models import SCHEMA_VERSION, Tables, tables_for
 
-__all__ = ["check_schema", "create_schema", "ensure_schema"]
+__all__ = ["check_schema", "create_schema", "ensure_schema", "is_up_to_date"]
 
 
 def create_schema(
@@ -30,7 +30,7 @@ def ensure_schema(connection: Connection, backend: Backend) -> None:
     made first and its row written last, so that half-made tables are known to be ours and are
     completed by the next call, on databases that cannot roll back DDL.
     """
-    if _version(connection, backend.tables) == SCHEMA_VERSION:
+    if is_up_to_date(connection, backend):
         return
     with backend.schema_lock(connection):
         version = _version(connection, backend.tables)
@@ -46,6 +46,11 @@ def ensure_schema(connection: Connection, backend: Backend) -> None:
         tables.metadata.create_all(connection, tables=[tables.jobs, tables.deps], checkfirst=True)
         backend.insert_if_absent(connection, tables.version, [{"id": 1, "version": 0}])
         connection.execute(update(tables.version).values(version=SCHEMA_VERSION))
+
+
+def is_up_to_date(connection: Connection, backend: Backend) -> bool:
+    """Tell, without a lock, whether the tables are there and of this version."""
+    return _version(connection, backend.tables) == SCHEMA_VERSION
 
 
 def _create_namespace(connection: Connection, schema: str) -> None:
