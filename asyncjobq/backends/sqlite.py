@@ -14,6 +14,7 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    false,
     func,
     insert,
     literal,
@@ -60,6 +61,15 @@ class SQLiteBackend(Backend):
         return func.strftime("%Y-%m-%d %H:%M:%f", "now", shift) + "000"
 
     def locking(self, query: Select[Any]) -> Select[Any]:
+        return query
+
+    def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
+        if ids:  # take the write lock first: what is read before it may be out of date
+            nothing = update(self.tables.jobs).where(false()).values(settled=True)
+            connection.execute(nothing)
+        return super().read_parents(connection, ids)
+
+    def sharing(self, query: Select[Any]) -> Select[Any]:
         return query
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:

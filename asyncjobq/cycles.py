@@ -1,0 +1,90 @@
+"""Circles of waiting among jobs that exist: through containers, and only through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, select
+
+from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.states import TERMINAL
+
+Place = tuple[int, bool]
+"""The beginning (False) or the end (True) of a job."""
+
+
+def ancestors(connection: Connection, backend: Backend, job_ids: Iterable[int]) -> set[int]:
+    """Return these jobs and all that are above them."""
+    jobs = backend.tables.jobs
+    found: set[int] = set()
+    level = set(job_ids)
+    while level:
+        found |= level
+        above: set[int] = set()
+        for chunk in chunked(sorted(level), 500):
+            query = select(jobs.c.parent_id).where(
+                jobs.c.id.in_(chunk), jobs.c.parent_id.is_not(None)
+            )
+            above.update(connection.scalars(query))
+        level = above - found
+    return found
+
+
+def way_round(
+    connection: Connection, backend: Backend, upstreams: Iterable[int], parents: Iterable[int]
+) -> list[int] | None:
+    """Return how an end of `upstreams` waits for the end of one of `parents` or their ancestors.
+
+    A job below such a parent that depended on such an upstream would wait for itself.
+    """
+    targets = ancestors(connection, backend, parents)
+    came_from: dict[Place, Place | None] = {(job_id, True): None for job_id in upstreams}
+    level = list(came_from)
+    while level:
+        hit = next((place for place in level if place[1] and place[0] in targets), None)
+        if hit is not None:
+            return _path(came_from, hit)
+        following: list[Place] = []
+        for waiting, waited_for in _waits(connection, backend, level):
+            if waited_for not in came_from:
+                came_from[waited_for] = waiting
+                following.append(waited_for)
+        level = following
+    return None
+
+
+def _waits(
+    connection: Connection, backend: Backend, places: Sequence[Place]
+) -> list[tuple[Place, Place]]:
+    """Return what these places wait for, among jobs that have not ended."""
+    jobs, deps = backend.tables.jobs, backend.tables.deps
+    still_open = jobs.c.state.not_in(sorted(TERMINAL))
+    found: list[tuple[Place, Place]] = []
+    ends = [job_id for job_id, is_end in places if is_end]
+    beginnings = [job_id for job_id, is_end in places if not is_end]
+    for chunk in chunked(ends, 500):
+        found += [((job_id, True), (job_id, False)) for job_id in chunk]
+        children = select(jobs.c.parent_id, jobs.c.id).where(
+            jobs.c.parent_id.in_(chunk), still_open
+        )
+        found += [((up, True), (down, True)) for up, down in connection.execute(children)]
+    for chunk in chunked(beginnings, 500):
+        upstreams = select(deps.c.job_id, deps.c.depends_on_id).where(
+            deps.c.job_id.in_(chunk), ~deps.c.satisfied
+        )
+        found += [((down, False), (up, True)) for down, up in connection.execute(upstreams)]
+        parents = select(jobs.c.id, jobs.c.parent_id).where(
+            jobs.c.id.in_(chunk), jobs.c.parent_id.is_not(None), still_open
+        )
+        found += [((down, False), (up, False)) for down, up in connection.execute(parents)]
+    return found
+
+
+def _path(came_from: dict[Place, Place | None], end: Place) -> list[int]:
+    path: list[int] = []
+    place: Place | None = end
+    while place is not None:
+        if not path or path[-1] != place[0]:
+            path.append(place[0])
+        place = came_from[place]
+    return path[::-1]
