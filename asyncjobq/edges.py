@@ -59,8 +59,7 @@ def mark_satisfied(connection: Connection, backend: Backend, job_ids: Sequence[i
 
     By primary key, both columns: locking a range of edges would let two settlers deadlock.
     """
-    jobs, deps = backend.tables.jobs, backend.tables.deps
-    upstream = jobs.alias("upstream")
+    deps, upstream = backend.tables.deps, backend.tables.jobs_as("upstream")
     mark = (
         update(deps)
         .where(
@@ -88,7 +87,7 @@ def mark_satisfied(connection: Connection, backend: Backend, job_ids: Sequence[i
 def waiting_in_vain(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[End]:
     """Return ends for blocked jobs that have an upstream which failed under the rule `cancel`."""
     jobs, deps = backend.tables.jobs, backend.tables.deps
-    upstream = jobs.alias("upstream")
+    upstream = backend.tables.jobs_as("upstream")
     ends: dict[int, End] = {}
     for chunk in chunked(job_ids, 500):
         query = (

@@ -54,7 +54,7 @@ def promote(connection: Connection, backend: Backend, job_ids: Sequence[int]) ->
 
 def _unheld(backend: Backend) -> list[ColumnElement[bool]]:
     jobs, deps = backend.tables.jobs, backend.tables.deps
-    parent = jobs.alias("parent")
+    parent = backend.tables.jobs_as("parent")
     unsatisfied = exists().where(deps.c.job_id == jobs.c.id, ~deps.c.satisfied)
     # A container opens when its own upstreams are done; a job has children only once it has run.
     opened = or_(in_state(parent, State.WAITING), parent.c.kind == Kind.JOB)
@@ -74,7 +74,7 @@ def _unheld(backend: Backend) -> list[ColumnElement[bool]]:
 def without_hope(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[End]:
     """Return ends for blocked children whose parent is over, or is being cancelled."""
     jobs = backend.tables.jobs
-    parent = jobs.alias("parent")
+    parent = backend.tables.jobs_as("parent")
     ends: list[End] = []
     for chunk in chunked(job_ids, 500):
         query = (
@@ -99,6 +99,8 @@ def children_to_look_at(
     not been told yet.
     """
     jobs = backend.tables.jobs
+    if not parents:
+        return []
     opened = [row.id for row in parents if not row.cancel_requested]
     cancelling = [row.id for row in parents if row.cancel_requested]
     untold = and_(~jobs.c.cancel_requested, jobs.c.state.not_in(sorted(TERMINAL)))
@@ -124,7 +126,7 @@ def cancel_children(
     Returns ends for those that have not started; the others are asked, and their number returned.
     """
     jobs = backend.tables.jobs
-    parent = jobs.alias("parent")
+    parent = backend.tables.jobs_as("parent")
     ends: list[End] = []
     asked: list[int] = []
     for chunk in chunked(children, 500):
@@ -157,6 +159,8 @@ def cancel_children(
 def fail_fast(connection: Connection, backend: Backend, parents: Sequence[int]) -> list[int]:
     """Begin to cancel containers that are to fail with their first failed child."""
     jobs = backend.tables.jobs
+    if not parents:
+        return []
     found = list(
         connection.scalars(
             select(jobs.c.id).where(
@@ -199,14 +203,14 @@ def closed(connection: Connection, backend: Backend, parents: Sequence[int]) -> 
 
 
 def _has_child(backend: Backend, state: State) -> ColumnElement[bool]:
-    child = backend.tables.jobs.alias(f"{state}_child")
+    child = backend.tables.jobs_as(f"{state}_child")
     found = exists().where(child.c.parent_id == backend.tables.jobs.c.id, in_state(child, state))
     return found.correlate(backend.tables.jobs)
 
 
 def _first_child(backend: Backend, state: State) -> ColumnElement[int | None]:
     jobs = backend.tables.jobs
-    child = jobs.alias(f"{state}_child")
+    child = backend.tables.jobs_as(f"{state}_child")
     query = select(child.c.id).where(child.c.parent_id == jobs.c.id, in_state(child, state))
     return query.order_by(child.c.id).limit(1).correlate(jobs).scalar_subquery()
 

@@ -69,7 +69,7 @@ def _reopen_ancestors(connection: Connection, backend: Backend, job_ids: Sequenc
     jobs = backend.tables.jobs
     below = list(job_ids)
     while below:
-        child = jobs.alias("child")
+        child = backend.tables.jobs_as("child")
         closed: list[int] = []
         for chunk in chunked(below, 500):
             query = (

@@ -150,7 +150,7 @@ def _neighbours(
 
 def open_children(tables: Tables, jobs: FromClause) -> ColumnElement[bool]:
     """Return the condition that a job has children which have not ended."""
-    child = tables.jobs.alias("child")
+    child = tables.jobs_as("child")
     still_open = child.c.state.in_([literal_column(f"'{state}'") for state in sorted(OPEN)])
     return exists().where(child.c.parent_id == jobs.c.id, still_open).correlate(jobs)
 
