@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, or_, select
 
 from asyncjobq.backends.base import Backend, chunked
-from asyncjobq.states import TERMINAL
+from asyncjobq.models import in_state
+from asyncjobq.states import TERMINAL, State
+from asyncjobq.transition import End, Locked
 
 Place = tuple[int, bool]
 """The beginning (False) or the end (True) of a job."""
@@ -51,6 +54,54 @@ def way_round(
                 following.append(waited_for)
         level = following
     return None
+
+
+def waiting_for_themselves(
+    connection: Connection, backend: Backend, job_ids: Sequence[int]
+) -> list[End]:
+    """Return ends for blocked jobs that close a circle.
+
+    When they were enqueued there was none, but two transactions that do not see each other can
+    each write a half of one. Only edges that lead out of a container can be part of it.
+    """
+    ends: list[End] = []
+    for chunk in chunked(job_ids, 500):
+        for job, upstreams in _edges_outward(connection, backend, chunk):
+            way = way_round(connection, backend, upstreams, [job.parent_id])
+            if way is not None:
+                locked = Locked(job.id, job.lease_owner, job.lease_token)
+                path = " → ".join(map(str, (job.id, *way, job.id)))
+                ends.append(End(locked, State.CANCELLED, error=f"it would wait for itself: {path}"))
+    return ends
+
+
+def _edges_outward(
+    connection: Connection, backend: Backend, job_ids: Sequence[int]
+) -> list[tuple[Any, list[int]]]:
+    """Return blocked children with those of their upstreams that are not their siblings."""
+    jobs, deps = backend.tables.jobs, backend.tables.deps
+    upstream = backend.tables.jobs_as("upstream")
+    elsewhere = or_(upstream.c.parent_id.is_(None), upstream.c.parent_id != jobs.c.parent_id)
+    query = (
+        select(
+            *(jobs.c[name] for name in ("id", "parent_id", "lease_owner", "lease_token")),
+            deps.c.depends_on_id,
+        )
+        .join(deps, deps.c.job_id == jobs.c.id)
+        .join(upstream, upstream.c.id == deps.c.depends_on_id)
+        .where(
+            jobs.c.id.in_(job_ids),
+            in_state(jobs, State.BLOCKED),
+            jobs.c.parent_id.is_not(None),
+            ~deps.c.satisfied,
+            elsewhere,
+        )
+        .order_by(jobs.c.id)
+    )
+    found: dict[int, tuple[Any, list[int]]] = {}
+    for row in connection.execute(query):
+        found.setdefault(row.id, (row, []))[1].append(row.depends_on_id)
+    return list(found.values())
 
 
 def _waits(

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, select, update
 
-from asyncjobq import edges, family, revival
+from asyncjobq import cycles, edges, family, revival
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.states import TERMINAL, State
 from asyncjobq.transition import End, end_jobs
@@ -71,6 +71,11 @@ class _Locks:
         return sorted(self.followers | (own - self.incomplete))
 
     @property
+    def new(self) -> list[int]:
+        """Blocked jobs that are unsettled themselves, in id order."""
+        return sorted(row.id for row in self.opened if row.state == State.BLOCKED)
+
+    @property
     def closable(self) -> list[int]:
         """Jobs and containers that may have seen their last child end, in id order."""
         return sorted(self.parents | {row.id for row in self.opened if row.state == State.WAITING})
@@ -108,6 +113,7 @@ def _agree(connection: Connection, backend: Backend, locks: _Locks, result: Sett
     edges.mark_satisfied(connection, backend, locks.blocked)
     end(edges.waiting_in_vain(connection, backend, locks.blocked))
     end(family.without_hope(connection, backend, locks.blocked))
+    end(cycles.waiting_for_themselves(connection, backend, locks.new))
     promoted = family.promote(connection, backend, locks.blocked)
     result.promoted = len(promoted.jobs)
     result.changed += len(promoted.containers)
