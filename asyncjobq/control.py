@@ -12,8 +12,8 @@ from asyncjobq.backends.base import Backend
 from asyncjobq.enqueue import TOPIC
 from asyncjobq.errors import InvalidJobError, JobNotFoundError
 from asyncjobq.revival import reopen
-from asyncjobq.states import TERMINAL, Kind, State
-from asyncjobq.transition import End, Locked, end_jobs, open_children
+from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State
+from asyncjobq.transition import End, Locked, end_jobs
 
 
 class Cancelled(StrEnum):
@@ -34,11 +34,11 @@ def cancel_job(connection: Connection, backend: Backend, job_id: int) -> Cancell
     row = _locked(connection, backend, job_id)
     if row.state in TERMINAL:
         return Cancelled.ENDED
-    not_started = row.state in (State.READY, State.SCHEDULED, State.BLOCKED)
-    if not_started and not _has_open_children(connection, backend, job_id):
+    if row.state in NOT_STARTED:
         locked = Locked(row.id, row.lease_owner, row.lease_token)
-        end_jobs(connection, backend, [End(locked, State.CANCELLED, error="cancelled on request")])
-        answer = Cancelled.CANCELLED
+        end = End(locked, State.CANCELLED, error="cancelled on request")
+        ended = end_jobs(connection, backend, [end])
+        answer = Cancelled.REQUESTED if ended.waiting else Cancelled.CANCELLED
     else:
         values = {"cancel_requested": True, "settled": False, "updated_at": backend.now()}
         connection.execute(update(jobs).where(jobs.c.id == job_id).values(values))
@@ -86,9 +86,3 @@ def _locked(connection: Connection, backend: Backend, job_id: int) -> Any:
     if row is None:
         raise JobNotFoundError(job_id)
     return row
-
-
-def _has_open_children(connection: Connection, backend: Backend, job_id: int) -> bool:
-    jobs = backend.tables.jobs
-    query = select(open_children(backend.tables, jobs)).where(jobs.c.id == job_id)
-    return bool(connection.execute(query).scalar())

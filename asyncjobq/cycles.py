@@ -114,7 +114,8 @@ def _waits(
     ends = [job_id for job_id, is_end in places if is_end]
     beginnings = [job_id for job_id, is_end in places if not is_end]
     for chunk in chunked(ends, 500):
-        found += [((job_id, True), (job_id, False)) for job_id in chunk]
+        opened = select(jobs.c.id).where(jobs.c.id.in_(chunk), still_open)
+        found += [((job_id, True), (job_id, False)) for job_id in connection.scalars(opened)]
         children = select(jobs.c.parent_id, jobs.c.id).where(
             jobs.c.parent_id.in_(chunk), still_open
         )
@@ -125,7 +126,7 @@ def _waits(
         )
         found += [((down, False), (up, True)) for down, up in connection.execute(upstreams)]
         parents = select(jobs.c.id, jobs.c.parent_id).where(
-            jobs.c.id.in_(chunk), jobs.c.parent_id.is_not(None), still_open
+            jobs.c.id.in_(chunk), jobs.c.parent_id.is_not(None)
         )
         found += [((down, False), (up, False)) for down, up in connection.execute(parents)]
     return found

@@ -110,6 +110,18 @@ class Batch:
             if draft.parent is not None and self.parent_of(draft) is None
         }
 
+    def existing_upstreams_below(self) -> dict[int, set[int]]:
+        """Return by parent outside of this batch what the drafts below it depend on outside."""
+        found: dict[int, set[int]] = {}
+        for draft in self.drafts:
+            top = draft
+            while (parent := self.parent_of(top)) is not None:
+                top = parent
+            if top.parent is not None:
+                strangers = (up.job for up in draft.upstreams if self.local(up.job) is None)
+                found.setdefault(id_of(top.parent), set()).update(map(id_of, strangers))
+        return found
+
     def refuse_cycles(self) -> None:
         """Raise CycleError if drafts wait for each other in a circle.
 

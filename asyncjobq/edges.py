@@ -44,6 +44,8 @@ def blocked_dependants(
 ) -> list[tuple[int, int]]:
     """Return up to `limit` pairs (job, dependant) whose edge is open, in the order of the jobs."""
     jobs, deps = backend.tables.jobs, backend.tables.deps
+    if not job_ids:
+        return []
     query = (
         select(deps.c.depends_on_id, deps.c.job_id)
         .join(jobs, jobs.c.id == deps.c.job_id)

@@ -113,10 +113,11 @@ def _check(
     parents, upstreams = batch.existing_parents(), batch.existing_upstreams()
     _check_parents(connection, backend, parents, parent_may_be_job)
     _check_upstreams(connection, backend, upstreams)
-    if parents and upstreams:
-        way = cycles.way_round(connection, backend, upstreams, parents)
-        if way is not None:
-            raise CycleError([f"the new job, below {way[-1]}", *map(str, way)])
+    if parents and cycles.way_round(connection, backend, upstreams, parents) is not None:
+        for parent, below in batch.existing_upstreams_below().items():
+            way = cycles.way_round(connection, backend, below, [parent])
+            if way is not None:
+                raise CycleError([f"the new job, below {way[-1]}", *map(str, way)])
 
 
 def _refuse_autocommit(connection: Connection) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, or_, select, update
 
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.models import in_state
-from asyncjobq.states import TERMINAL, Kind, State
+from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State
 from asyncjobq.transition import End, Locked, open_children
-
-NOT_STARTED: Final = (State.BLOCKED, State.READY, State.SCHEDULED)
 
 
 @dataclass

@@ -83,16 +83,20 @@ def _reopen_ancestors(connection: Connection, backend: Backend, job_ids: Sequenc
             connection.execute(
                 update(jobs)
                 .where(jobs.c.id.in_(chunk), jobs.c.state.in_(sorted(TERMINAL)))
-                .values(state=State.WAITING, **{**_as_new(backend), **_own_end_kept(backend)})
+                .values({**_as_new(backend), **_own_end_kept(backend)})
             )
         below = sorted(set(closed))
 
 
 def _own_end_kept(backend: Backend) -> dict[str, Any]:
-    """Return what a job keeps that waits for its children again: its own result or failure."""
+    """Return what a job keeps that waits for its children again: its own result or failure.
+
+    A container is blocked until settling finds it open, for it may never have been.
+    """
     jobs = backend.tables.jobs
     is_job = jobs.c.kind == Kind.JOB
     return {
+        "state": case((is_job, State.WAITING), else_=State.BLOCKED),
         "result": jobs.c.result,
         "attempt": jobs.c.attempt,
         "error": case((is_job, jobs.c.error), else_=null()),

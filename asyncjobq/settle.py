@@ -40,8 +40,8 @@ FOLLOWERS: Final = 2000
 class Settled:
     """What one call did."""
 
-    last: int | None = None
-    """The last unsettled row that was looked at; None if there was none."""
+    cut_at: int | None = None
+    """The last id that was looked at, if there may be unsettled rows behind it."""
     settled: int = 0
     promoted: int = 0
     changed: int = 0
@@ -51,6 +51,27 @@ class Settled:
     def moved(self) -> bool:
         """Whether calling again at once may find more to do."""
         return bool(self.settled or self.promoted or self.changed or self.ended)
+
+
+@dataclass
+class Sweep:
+    """Where a series of calls stands: rows that are stuck at the front hide none behind them."""
+
+    after: int = 0
+    over: bool = False
+    _moved: bool = False
+
+    def note(self, settled: Settled) -> None:
+        """Say where to go on after this call."""
+        self._moved |= settled.moved
+        if settled.moved:
+            return
+        if settled.cut_at is not None:
+            self.after = settled.cut_at
+        elif self.after and self._moved:
+            self.after, self._moved = 0, False
+        else:
+            self.over = True
 
 
 @dataclass
@@ -82,7 +103,7 @@ class _Locks:
 
 
 def settle_once(
-    connection: Connection, backend: Backend, limit: int = ROWS, after: int = 0
+    connection: Connection, backend: Backend, after: int = 0, limit: int = ROWS
 ) -> Settled:
     """Settle up to `limit` rows with ids above `after`."""
     jobs = backend.tables.jobs
@@ -91,7 +112,7 @@ def settle_once(
     if not candidates:
         return Settled()
     locks = _lock(connection, backend, candidates)
-    result = Settled(last=candidates[-1])
+    result = Settled(cut_at=candidates[-1] if len(candidates) == limit else None)
     touched = _agree(connection, backend, locks, result)
     seen = {row.id for row in (*locks.ended, *locks.opened)}
     done = sorted(seen - locks.incomplete - touched)
@@ -158,16 +179,16 @@ def _lock_upstreams(connection: Connection, backend: Backend, locks: _Locks) -> 
 
 def _lock_followers(connection: Connection, backend: Backend, locks: _Locks) -> None:
     """Lock dependants of ended rows, and of open rows the children and what is to be revived."""
-    pairs: list[tuple[int, int]] = []
     ended = [row.id for row in locks.ended]
-    pairs += edges.blocked_dependants(connection, backend, ended, FOLLOWERS) if ended else []
-    if locks.opened:
-        pairs += family.children_to_look_at(connection, backend, locks.opened, FOLLOWERS)
-        pairs += revival.caused_by(connection, backend, locks.opened, FOLLOWERS)
+    looks = [(locks.ended, edges.blocked_dependants(connection, backend, ended, FOLLOWERS))]
+    for look in (family.children_to_look_at, revival.caused_by):
+        looks.append((locks.opened, look(connection, backend, locks.opened, FOLLOWERS)))
+    pairs = [pair for _, found in looks for pair in found]
     locks.followers = _locked(connection, backend, {follower for _, follower in pairs})
     locks.incomplete |= {row for row, follower in pairs if follower not in locks.followers}
-    if len(pairs) >= FOLLOWERS:  # some look was cut; every row with followers looks again
-        locks.incomplete |= {row for row, _ in pairs}
+    for rows, found in looks:
+        if len(found) >= FOLLOWERS:  # cut: from here on, rows may have more
+            locks.incomplete |= {row.id for row in rows if row.id >= found[-1][0]}
 
 
 def _lock_parents(connection: Connection, backend: Backend, locks: _Locks) -> None:

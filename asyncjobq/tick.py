@@ -14,7 +14,7 @@ from asyncjobq.job import UNSET
 from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
 from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
 from asyncjobq.settings import Settings
-from asyncjobq.settle import Settled, settle_once
+from asyncjobq.settle import Sweep, settle_once
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.transition import End
@@ -115,22 +115,13 @@ class Tick:
 
     async def settle(self) -> bool:
         """Settle until nothing moves any more; tell whether jobs became ready."""
-        promoted, again = False, True
-        while again:
-            again = False
-            after: int | None = 0
-            while after is not None:  # past rows whose neighbours are locked, for others wait there
-                settled = await self._settle_from(after)
-                promoted |= settled.promoted > 0
-                again |= settled.moved
-                after = settled.last
+        backend, promoted, sweep = self._database.backend, False, Sweep()
+        while not sweep.over:
+            settled = await self._database.run(lambda c: settle_once(c, backend, sweep.after))
+            self._note_ends(settled.ended)
+            promoted |= settled.promoted > 0
+            sweep.note(settled)
         return promoted
-
-    async def _settle_from(self, after: int) -> Settled:
-        backend = self._database.backend
-        settled = await self._database.run(lambda c: settle_once(c, backend, after=after))
-        self._note_ends(settled.ended)
-        return settled
 
     def _note_ends(self, ends: Sequence[End]) -> None:
         for end in ends:
