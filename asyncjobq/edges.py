@@ -56,12 +56,13 @@ def blocked_dependants(
     return [(upstream, dependant) for upstream, dependant in connection.execute(query)]
 
 
-def mark_satisfied(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> None:
-    """Mark the edges of these jobs whose upstream is done, or has failed and may.
+def mark_satisfied(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> int:
+    """Mark the edges of these jobs whose upstream is done, or has failed and may; count them.
 
     By primary key, both columns: locking a range of edges would let two settlers deadlock.
     """
-    deps, upstream = backend.tables.deps, backend.tables.jobs_as("upstream")
+    jobs, deps = backend.tables.jobs, backend.tables.deps
+    upstream = backend.tables.jobs_as("upstream")
     mark = (
         update(deps)
         .where(
@@ -70,12 +71,17 @@ def mark_satisfied(connection: Connection, backend: Backend, job_ids: Sequence[i
         )
         .values(satisfied=True)
     )
+    marked = 0
     for chunk in chunked(job_ids, 500):
         query = (
             select(deps.c.job_id, deps.c.depends_on_id)
             .join(upstream, upstream.c.id == deps.c.depends_on_id)
+            .join(jobs, jobs.c.id == deps.c.job_id)
             .where(
-                deps.c.job_id.in_(chunk), ~deps.c.satisfied, _fulfilled(backend.tables, upstream)
+                deps.c.job_id.in_(chunk),
+                ~deps.c.satisfied,
+                in_state(jobs, State.BLOCKED),  # one that is to be revived waits for them again
+                _fulfilled(backend.tables, upstream),
             )
         )
         found = [
@@ -84,6 +90,8 @@ def mark_satisfied(connection: Connection, backend: Backend, job_ids: Sequence[i
         ]
         if found:
             connection.execute(mark, found)
+        marked += len(found)
+    return marked
 
 
 def waiting_in_vain(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[End]:

@@ -29,6 +29,19 @@ def caused_by(
     return [(cause, job_id) for cause, job_id in connection.execute(query)]
 
 
+def causes_of_coming_ends(connection: Connection, backend: Backend, rows: Sequence[Any]) -> set[int]:
+    """Return which of these open jobs have yet to wait for the end of what they are to revive.
+
+    It was being cancelled because of them when they were retried, and still has open children.
+    """
+    jobs = backend.tables.jobs
+    causes = _causes(rows)
+    query = select(jobs.c.cause).where(
+        jobs.c.cause.in_(causes), in_state(jobs, State.WAITING), jobs.c.cancel_requested
+    )
+    return set(connection.scalars(query)) if causes else set()
+
+
 def revive_caused_by(
     connection: Connection, backend: Backend, rows: Sequence[Any], locked: set[int]
 ) -> int:

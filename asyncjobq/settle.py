@@ -113,41 +113,35 @@ def settle_once(
         return Settled()
     locks = _lock(connection, backend, candidates)
     result = Settled(cut_at=candidates[-1] if len(candidates) == limit else None)
-    touched = _agree(connection, backend, locks, result)
     seen = {row.id for row in (*locks.ended, *locks.opened)}
-    done = sorted(seen - locks.incomplete - touched)
-    for chunk in chunked(done, 500):
+    done = sorted(seen - locks.incomplete)
+    for chunk in chunked(done, 500):  # before the changes, which may unsettle some of them anew
         connection.execute(update(jobs).where(jobs.c.id.in_(chunk)).values(settled=True))
     result.settled = len(done)
+    _agree(connection, backend, locks, result)
     return result
 
 
-def _agree(connection: Connection, backend: Backend, locks: _Locks, result: Settled) -> set[int]:
-    """Make the neighbours agree; returns the rows that are unsettled anew by that."""
-    touched: set[int] = set()
+def _agree(connection: Connection, backend: Backend, locks: _Locks, result: Settled) -> None:
+    """Make the neighbours agree; whatever is changed is left unsettled."""
 
     def end(ends: Sequence[End]) -> None:
         end_jobs(connection, backend, ends)
         result.ended += ends
-        touched.update(item.row.id for item in ends)
 
-    edges.mark_satisfied(connection, backend, locks.blocked)
+    result.changed += edges.mark_satisfied(connection, backend, locks.blocked)
     end(edges.waiting_in_vain(connection, backend, locks.blocked))
     end(family.without_hope(connection, backend, locks.blocked))
     end(cycles.waiting_for_themselves(connection, backend, locks.new))
     promoted = family.promote(connection, backend, locks.blocked)
     result.promoted = len(promoted.jobs)
     result.changed += len(promoted.containers)
-    touched |= promoted.containers
     ends, asked = family.cancel_children(connection, backend, sorted(locks.followers))
     end(ends)
     result.changed += asked
     result.changed += revival.revive_caused_by(connection, backend, locks.opened, locks.followers)
-    hurried = family.fail_fast(connection, backend, locks.closable)
-    result.changed += len(hurried)
-    touched.update(hurried)
+    result.changed += len(family.fail_fast(connection, backend, locks.closable))
     end(family.closed(connection, backend, locks.closable))
-    return touched
 
 
 def _lock(connection: Connection, backend: Backend, candidates: Sequence[int]) -> _Locks:
@@ -186,6 +180,7 @@ def _lock_followers(connection: Connection, backend: Backend, locks: _Locks) -> 
     pairs = [pair for _, found in looks for pair in found]
     locks.followers = _locked(connection, backend, {follower for _, follower in pairs})
     locks.incomplete |= {row for row, follower in pairs if follower not in locks.followers}
+    locks.incomplete |= revival.causes_of_coming_ends(connection, backend, locks.opened)
     for rows, found in looks:
         if len(found) >= FOLLOWERS:  # cut: from here on, rows may have more
             locks.incomplete |= {row.id for row in rows if row.id >= found[-1][0]}
