@@ -9,12 +9,14 @@ The path of a job, one file a step:
 
 from asyncjobq.backoff import RetryPolicy, constant, exponential, none
 from asyncjobq.context import JobContext
+from asyncjobq.control import Cancelled
 from asyncjobq.enqueue import enqueue
 from asyncjobq.errors import (
     ArgumentsError,
     AsyncJobQError,
     Cancel,
     ConfigurationError,
+    CycleError,
     DatabaseUnavailableError,
     Fail,
     HandlerError,
@@ -23,6 +25,7 @@ from asyncjobq.errors import (
     JobEndedError,
     JobFailed,
     JobNotFoundError,
+    ParentError,
     ResultError,
     Retry,
     SchedulerStateError,
@@ -31,11 +34,13 @@ from asyncjobq.errors import (
     UnknownUpstreamError,
     UnsupportedDatabaseError,
 )
+from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
-from asyncjobq.job import Job, JobOptions, JobSpec
+from asyncjobq.job import Job, JobOptions, JobSpec, Node, Upstream, after
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.states import Kind, State
+from asyncjobq.workflow import Container, Workflow
 
 metadata = JobRow.metadata
 """The tables under their default names, for Alembic's `target_metadata`."""
@@ -46,9 +51,14 @@ __all__ = [
     "ArgumentsError",
     "AsyncJobQError",
     "Cancel",
+    "Cancelled",
     "ConfigurationError",
+    "Container",
+    "CycleError",
     "DatabaseUnavailableError",
+    "Edge",
     "Fail",
+    "Graph",
     "Handler",
     "HandlerError",
     "Handlers",
@@ -64,6 +74,8 @@ __all__ = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "Node",
+    "ParentError",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -74,6 +86,9 @@ __all__ = [
     "State",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
+    "Upstream",
+    "Workflow",
+    "after",
     "constant",
     "enqueue",
     "exponential",

@@ -14,6 +14,7 @@ from asyncjobq import codec
 from asyncjobq.job import Job, JobSpec
 
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -28,9 +29,24 @@ class Services(Protocol):
         """Enqueue an independent job."""
         ...
 
+    async def add_child(
+        self, lease: LeaseRef, job: JobSpec[Any] | str, args: Any, key: str | None, session: Any
+    ) -> Job[Any]:
+        """Add a child to the leased job."""
+        ...
+
     async def upstreams_of(self, job_id: int) -> list[Job[Any]]:
         """Return the jobs that this one depends on."""
         ...
+
+
+@dataclass(frozen=True)
+class LeaseRef:
+    """The lease under which a handler writes."""
+
+    job_id: int
+    owner: str
+    token: int
 
 
 @dataclass
@@ -48,6 +64,7 @@ class JobContext:
     deadline: datetime | None
     """When the job times out, in UTC by the database's clock; None: never."""
     stored_args: str = field(repr=False)
+    lease: LeaseRef = field(repr=False)
     services: Services = field(repr=False)
     cancel_requested: bool = False
     """Set when the job is told to stop; for `def` handlers, which cannot be interrupted."""
@@ -69,8 +86,25 @@ class JobContext:
         """Enqueue an independent job; takes what `Scheduler.enqueue` takes."""
         return await self.services.enqueue(job, *args, **options)
 
+    async def add_child(
+        self,
+        job: JobSpec[R] | str,
+        args: dict[str, Any] | None = None,
+        /,
+        *,
+        key: str | None = None,
+        session: AsyncSession | None = None,
+    ) -> Job[R]:
+        """Add a job that this one waits for after its handler has returned.
+
+        With a `key`, the same call in a later attempt returns the child that is there already, so
+        that a job that is run again does not double its children. Raises ParentError when the
+        lease is lost.
+        """
+        return await self.services.add_child(self.lease, job, args, key, session)
+
     async def upstreams(self) -> list[Job[Any]]:
-        """Return the jobs that this one depends on, in id order, with their results."""
+        """Return the jobs that this one depends on, in id order, with their states and results."""
         return await self.services.upstreams_of(self.job_id)
 
     def await_(

@@ -6,26 +6,29 @@ unsettled; `settle.py` decides later, in a transaction of its own, whether they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar, Unpack, overload
 
 from sqlalchemy import Connection, select
 
-from asyncjobq import codec
+from asyncjobq import codec, cycles
 from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.callers import AsyncCaller, in_transaction_of
+from asyncjobq.drafts import Batch, Draft
 from asyncjobq.errors import (
-    ArgumentsError,
     ConfigurationError,
+    CycleError,
     InvalidJobError,
+    ParentError,
     UnknownUpstreamError,
 )
-from asyncjobq.job import UNSET, Job, JobOptionArgs, JobSpec
+from asyncjobq.job import COLUMNS, UNSET, Job, JobOptionArgs, JobSpec
 from asyncjobq.models import tables_for
-from asyncjobq.states import Kind, State
+from asyncjobq.specs import as_spec, checked_args
+from asyncjobq.states import TERMINAL, Kind, State
 
 TOPIC: Final = "jobs"
 """What the notification of an enqueue says."""
@@ -67,57 +70,54 @@ async def enqueue(
     return (await in_transaction_of(session, work))[0]
 
 
-def as_spec(
-    job: JobSpec[Any] | str, args: Mapping[str, Any] | None, options: Mapping[str, Any]
-) -> JobSpec[Any]:
-    """Return what to enqueue, given as a spec, or as a type's name and its arguments."""
-    if isinstance(job, str):
-        spec: JobSpec[Any] = JobSpec(job, {} if args is None else _plain_dict(args))
-    elif isinstance(job, JobSpec) and args is None:
-        spec = job
-    else:
-        raise InvalidJobError(
-            f"enqueue() takes handler.job(...), or a type's name and a dict, not {job!r}"
-            + (" with a separate dict of arguments." if args is not None else ".")
-        )
-    return spec.options(**options) if options else spec
-
-
-def _plain_dict(args: Any) -> Any:
-    return dict(args) if isinstance(args, Mapping) else args  # JobSpec says what is wrong with it
-
-
 def insert_jobs(
     connection: Connection, backend: Backend, specs: Sequence[JobSpec[Any]]
 ) -> list[Job[Any]]:
-    """Insert jobs and their edges in the connection's transaction; returns them in order.
+    """Insert jobs and their edges in the connection's transaction; returns them in order."""
+    return insert_drafts(connection, backend, [Draft(spec) for spec in specs])
 
-    Raises UnknownUpstreamError before anything is written.
+
+def insert_drafts(
+    connection: Connection,
+    backend: Backend,
+    drafts: Sequence[Draft],
+    *,
+    parent_may_be_job: bool = False,
+) -> list[Job[Any]]:
+    """Insert jobs and containers that may refer to each other; returns them in order.
+
+    Raises InvalidJobError before anything is written, with the transaction still usable.
     """
-    if not specs:
+    if not drafts:
         return []
-    _refuse_autocommit(connection)
-    _check_upstreams(connection, backend, specs)
+    batch = Batch(drafts)
+    _check(connection, backend, batch, parent_may_be_job=parent_may_be_job)
     now = backend.read_clock(connection)
-    rows = [_row(spec, now) for spec in specs]
-    ids = backend.insert_jobs(connection, rows)
-    _insert_edges(connection, backend, specs, ids)
+    rows: dict[Draft, dict[str, Any]] = {}
+    for wave in batch.waves():
+        made = [_row(batch, draft, now) for draft in wave]
+        batch.ids.update(zip(wave, backend.insert_jobs(connection, made), strict=True))
+        rows.update(zip(wave, made, strict=True))
+    backend.insert_rows(connection, backend.tables.deps, _edges(batch))
     backend.notify(connection, TOPIC)
-    return [_job(*made) for made in zip(ids, specs, rows, strict=True)]
+    return [_job(batch.ids[draft], draft.spec, rows[draft]) for draft in drafts]
 
 
-def checked_args(spec: JobSpec[Any], encode: Callable[[Mapping[str, Any]], Any] | None) -> Any:
-    """Return the arguments as they are stored; `encode` is the handler's, where it is known."""
-    try:
-        args = spec.args if encode is None else encode(spec.args)
-        codec.check_size(codec.encode(args), codec.MAX_BYTES)
-    except ValueError as error:
-        if isinstance(error, ArgumentsError):
-            raise
-        raise ArgumentsError(
-            f"The arguments of {spec.type!r} cannot be stored: {error}."
-        ) from error
-    return args
+def _check(
+    connection: Connection, backend: Backend, batch: Batch, *, parent_may_be_job: bool
+) -> None:
+    """Refuse what cannot be, before anything is written."""
+    _refuse_autocommit(connection)
+    batch.refuse_strangers()
+    batch.refuse_cycles()
+    parents, upstreams = batch.existing_parents(), batch.existing_upstreams()
+    _check_parents(connection, backend, parents, parent_may_be_job)
+    _check_upstreams(connection, backend, upstreams)
+    if parents and cycles.way_round(connection, backend, upstreams, parents) is not None:
+        for parent, below in batch.existing_upstreams_below().items():
+            way = cycles.way_round(connection, backend, below, [parent])
+            if way is not None:
+                raise CycleError([f"the new job, below {way[-1]}", *map(str, way)])
 
 
 def _refuse_autocommit(connection: Connection) -> None:
@@ -129,44 +129,61 @@ def _refuse_autocommit(connection: Connection) -> None:
         )
 
 
-def _check_upstreams(
-    connection: Connection, backend: Backend, specs: Sequence[JobSpec[Any]]
+def _check_parents(
+    connection: Connection, backend: Backend, job_ids: set[int], may_be_job: bool
 ) -> None:
+    """See that parents take children, and hold containers open until this transaction ends.
+
+    A plain read would not do: it may be stale, and the container close under the new child.
+    """
+    found = {row.id: row for row in backend.read_parents(connection, sorted(job_ids))}
+    for job_id in sorted(job_ids):
+        row = found.get(job_id)
+        if row is None:
+            raise ParentError(f"parent={job_id} does not exist.")
+        if row.kind != Kind.CONTAINER and not may_be_job:
+            raise ParentError(
+                f"parent={job_id} is a job; only containers take children, and running jobs "
+                "through ctx.add_child()."
+            )
+        if row.state in TERMINAL or row.cancel_requested:
+            state = "is being cancelled" if row.state not in TERMINAL else f"is {row.state}"
+            raise ParentError(f"parent={job_id} {state}: it takes no more children.")
+
+
+def _check_upstreams(connection: Connection, backend: Backend, job_ids: Iterable[int]) -> None:
     jobs = backend.tables.jobs
-    named = list(dict.fromkeys(job_id for spec in specs for job_id in _upstreams(spec)))
-    missing = set(named)
-    for chunk in chunked(named, 1000):
+    missing = set(job_ids)
+    for chunk in chunked(sorted(missing), 1000):
         missing.difference_update(connection.scalars(select(jobs.c.id).where(jobs.c.id.in_(chunk))))
     if missing:
         raise UnknownUpstreamError(sorted(missing))
 
 
-def _upstreams(spec: JobSpec[Any]) -> tuple[int, ...]:
-    return spec.chosen.depends_on  # type: ignore[return-value]  # ids since JobOptions was made
-
-
-def _insert_edges(
-    connection: Connection, backend: Backend, specs: Sequence[JobSpec[Any]], ids: Sequence[int]
-) -> None:
-    edges = [
-        {"job_id": job_id, "depends_on_id": upstream}
-        for job_id, spec in zip(ids, specs, strict=True)
-        for upstream in _upstreams(spec)
+def _edges(batch: Batch) -> list[dict[str, Any]]:
+    return [
+        {
+            "job_id": batch.ids[draft],
+            "depends_on_id": batch.id_of(upstream.job),
+            "on_failure": upstream.on_failure,
+        }
+        for draft in batch.drafts
+        for upstream in draft.upstreams
     ]
-    backend.insert_rows(connection, backend.tables.deps, edges)
 
 
-def _row(spec: JobSpec[Any], now: datetime) -> dict[str, Any]:
-    chosen = spec.chosen
+def _row(batch: Batch, draft: Draft, now: datetime) -> dict[str, Any]:
+    chosen = draft.spec.chosen
     run_after = _moment(chosen.run_after, now)
-    blocked = bool(chosen.depends_on)
     return {
-        "queue": spec.queue,
-        "type": spec.type,
-        "kind": Kind.JOB,
+        "queue": draft.spec.queue,
+        "type": draft.spec.type,
+        "kind": draft.kind,
         "name": chosen.name,
-        "args": codec.encode(spec.args),
-        "state": _first_state(blocked, run_after, now),
+        "args": codec.encode(draft.spec.args),
+        "state": _first_state(batch, draft, run_after, now),
+        "parent_id": None if draft.parent is None else batch.id_of(draft.parent),
+        "child_key": draft.child_key,
         "group_key": chosen.group_key,
         "weight": float(chosen.weight),
         "priority": chosen.priority,
@@ -174,8 +191,9 @@ def _row(spec: JobSpec[Any], now: datetime) -> dict[str, Any]:
         "run_after": run_after,
         "timeout": None if chosen.timeout is UNSET else chosen.timeout,
         "max_attempts": chosen.max_attempts,
+        "fail_fast": draft.fail_fast,
         "meta": None if chosen.meta is None else codec.encode(chosen.meta),
-        "settled": not blocked,
+        "settled": batch.is_settled(draft),
         "created_at": now,
         "updated_at": now,
     }
@@ -188,12 +206,14 @@ def _moment(run_after: Any, now: datetime) -> datetime | None:
         raise InvalidJobError(f"run_after={run_after!r} ends beyond the calendar.") from error
 
 
-def _first_state(blocked: bool, run_after: datetime | None, now: datetime) -> State:
-    if blocked:
+def _first_state(batch: Batch, draft: Draft, run_after: datetime | None, now: datetime) -> State:
+    if batch.is_held(draft):
         return State.BLOCKED
+    if draft.kind is Kind.CONTAINER:
+        return State.WAITING
     return State.SCHEDULED if run_after is not None and run_after > now else State.READY
 
 
 def _job(job_id: int, spec: JobSpec[Any], row: Mapping[str, Any]) -> Job[Any]:
-    values = {name: value for name, value in row.items() if name != "settled"}
+    values = {name: row[name] for name in row.keys() & set(COLUMNS)}
     return Job(id=job_id, **{**values, "args": spec.args, "meta": spec.chosen.meta})

@@ -8,6 +8,8 @@
     ├── InvalidJobError               fix the call; nothing was written
     │   ├── ArgumentsError            the job's arguments
     │   ├── UnknownUpstreamError      ids in depends_on that do not exist
+    │   ├── ParentError               the parent takes no child, or is over
+    │   ├── CycleError                the job would wait for itself
     │   └── ResultError               a handler's result cannot be stored
     ├── JobNotFoundError              no job has this id
     ├── JobEndedError                 wait() has no result to return
@@ -63,6 +65,21 @@ class UnknownUpstreamError(InvalidJobError):
         super().__init__(
             f"depends_on names jobs that do not exist: {listed}. Enqueue upstreams first, in this "
             "transaction or in one that is already committed."
+        )
+
+
+class ParentError(InvalidJobError):
+    """`parent` is no container, or it is over, or the running job that adds lost its lease."""
+
+
+class CycleError(InvalidJobError):
+    """The job would wait for itself; `path` is the way round, as ids or names."""
+
+    def __init__(self, path: list[str]) -> None:
+        self.path = path
+        super().__init__(
+            f"The job would wait for itself: {' → '.join(path)}. A container waits for its "
+            "children, and what is in a container waits for what the container depends on."
         )
 
 

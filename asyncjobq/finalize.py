@@ -30,6 +30,8 @@ class Written:
     lost: list[Finished] = field(default_factory=list)
     held: list[Finished] = field(default_factory=list)
     """Rows that some transaction has locked: nothing was written, to be tried again."""
+    waiting: frozenset[int] = frozenset()
+    """Jobs whose own work is over, but that wait for their children."""
     unsettled: bool = False
     """Whether one of them has dependants or a parent, for `settle.py` to tell."""
 
@@ -54,7 +56,8 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
         result.written.append(item)
         moves.append(_move(item, row.cancel_requested))
     ends = [move for move in moves if isinstance(move, End)]
-    result.unsettled = end_jobs(connection, backend, ends)
+    ended = end_jobs(connection, backend, ends)
+    result.unsettled, result.waiting = ended.unsettled, ended.waiting
     return_jobs(connection, backend, [move for move in moves if isinstance(move, Return)])
     ours = still_ours(connection, backend, [item.lease for item in waiting.values()])
     for item in waiting.values():

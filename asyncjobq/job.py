@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
 
 from sqlalchemy import Row
@@ -81,17 +82,67 @@ class Job(Generic[R]):
 
 COLUMNS: Final = tuple(field.name for field in fields(Job))
 
-JobRef = Job[Any] | int
-"""How calls name a job: itself or its id."""
+
+class Node(Generic[R]):
+    """A job or container of a workflow that is being described; it has an id once it is written."""
+
+    def __init__(self) -> None:
+        self._id: int | None = None
+
+    @property
+    def id(self) -> int:
+        """The job's id; raises InvalidJobError while the workflow's block is still open."""
+        if self._id is None:
+            raise InvalidJobError(
+                f"{self!r} has no id yet: a workflow is written when its `async with` block ends."
+            )
+        return self._id
+
+    @property
+    def written(self) -> bool:
+        """Whether it has an id."""
+        return self._id is not None
+
+    def write(self, job_id: int) -> None:
+        """Take the id that the database gave."""
+        self._id = job_id
+
+
+JobRef = Job[Any] | Node[Any] | int
+"""How calls name a job: itself, its node in a workflow, or its id."""
 
 
 def id_of(job: JobRef) -> int:
     """Return a job's id, refusing what is neither a job nor an id."""
-    if isinstance(job, Job):
+    if isinstance(job, Job | Node):
         return job.id
     if isinstance(job, int) and not isinstance(job, bool) and abs(job) < 2**63:
         return job
     raise InvalidJobError(f"A job is named by itself or its integer id, not by {job!r}.")
+
+
+class OnFailure(StrEnum):
+    """What becomes of a job when one that it depends on fails or is cancelled."""
+
+    CANCEL = "cancel"
+    RUN = "run"
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """A job that another depends on, and the rule for its failure; made by `after`."""
+
+    job: JobRef
+    on_failure: OnFailure = OnFailure.CANCEL
+
+
+def after(job: JobRef, *, on_failure: OnFailure | str = OnFailure.CANCEL) -> Upstream:
+    """Depend on a job, with a rule: "run" starts the dependant also when the job failed."""
+    try:
+        return Upstream(job, OnFailure(on_failure))
+    except ValueError as error:
+        rules = " or ".join(repr(str(rule)) for rule in OnFailure)
+        raise InvalidJobError(f"on_failure is {rules}, not {on_failure!r}.") from error
 
 
 @dataclass(frozen=True)
@@ -110,7 +161,8 @@ class JobOptions:
     run_after: datetime | timedelta | float | None = None
     timeout: float | timedelta | _Unset | None = UNSET
     max_attempts: int | None = None
-    depends_on: Iterable[JobRef] = ()
+    parent: JobRef | None = None
+    depends_on: Iterable[JobRef | Upstream] = ()
     cost: float = 1.0
     meta: Mapping[str, Any] | None = None
 
@@ -124,10 +176,9 @@ class JobOptions:
         _check_integer("priority", self.priority, low=-(2**31))
         if self.max_attempts is not None:
             _check_integer("max_attempts", self.max_attempts, low=1)
-        upstreams = self.depends_on
-        if isinstance(upstreams, str | Job | int) or not isinstance(upstreams, Iterable):
-            raise InvalidJobError(f"depends_on takes a list of jobs or ids, not {upstreams!r}.")
-        object.__setattr__(self, "depends_on", tuple(dict.fromkeys(map(id_of, upstreams))))
+        object.__setattr__(self, "depends_on", _checked_upstreams(self.depends_on))
+        if self.parent is not None and not isinstance(self.parent, Node):
+            id_of(self.parent)
         object.__setattr__(self, "run_after", _moment(self.run_after))
         object.__setattr__(self, "timeout", stored_timeout(self.timeout))
         if self.meta is not None:
@@ -198,6 +249,20 @@ def stored_timeout(value: Any) -> Any:
     return number
 
 
+def _checked_upstreams(given: Any) -> tuple[Upstream, ...]:
+    """Return upstreams in order, each job once; of two rules for one job, the stricter counts."""
+    if isinstance(given, str | Job | Node | Upstream | int) or not isinstance(given, Iterable):
+        raise InvalidJobError(f"depends_on takes a list of jobs or ids, not {given!r}.")
+    found: dict[Any, Upstream] = {}
+    for item in given:
+        upstream = item if isinstance(item, Upstream) else Upstream(item)
+        unwritten = isinstance(upstream.job, Node) and not upstream.job.written
+        key = upstream.job if unwritten else id_of(upstream.job)
+        if found.get(key, upstream).on_failure is not OnFailure.CANCEL or key not in found:
+            found[key] = upstream
+    return tuple(found.values())
+
+
 def _moment(value: Any) -> datetime | timedelta | None:
     if value is None or isinstance(value, timedelta):
         return value
@@ -255,6 +320,7 @@ class JobOptionArgs(TypedDict, total=False):
     run_after: datetime | timedelta | float | None
     timeout: float | timedelta | None
     max_attempts: int | None
-    depends_on: Iterable[JobRef]
+    parent: JobRef | None
+    depends_on: Iterable[JobRef | Upstream]
     cost: float
     meta: Mapping[str, Any] | None

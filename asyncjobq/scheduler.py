@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -12,15 +12,17 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from asyncjobq import inspection
 from asyncjobq.backends import backend_for, open_database
-from asyncjobq.backends.base import Backend, Database
+from asyncjobq.backends.base import Backend
 from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of, in_transaction_of
 from asyncjobq.clock import seconds
 from asyncjobq.codec import MAX_BYTES
-from asyncjobq.enqueue import as_spec, checked_args, insert_jobs
+from asyncjobq.control import Cancelled, cancel_job, retry_job
+from asyncjobq.drafts import Draft
+from asyncjobq.enqueue import insert_drafts, insert_jobs
 from asyncjobq.errors import (
     AsyncJobQError,
     ConfigurationError,
@@ -28,18 +30,22 @@ from asyncjobq.errors import (
     InvalidJobError,
     SchedulerStateError,
 )
+from asyncjobq.graph import Graph, count_below, graph_of
 from asyncjobq.handlers import Handlers
 from asyncjobq.inspection import Filter
-from asyncjobq.job import Job, JobOptionArgs, JobRef, JobSpec, id_of
+from asyncjobq.job import Job, JobOptionArgs, JobOptions, JobRef, JobSpec, Node, id_of
 from asyncjobq.lifetime import ended, signals_handled
 from asyncjobq.migrations import check_schema, ensure_schema, is_up_to_date
 from asyncjobq.models import tables_for
+from asyncjobq.services import HandlerServices
 from asyncjobq.settings import Duration, checked_settings
-from asyncjobq.states import State
+from asyncjobq.specs import as_spec, checked_args
+from asyncjobq.states import Kind, State
 from asyncjobq.transactions import reason_of
 from asyncjobq.waiting import Waiters, result_of
 from asyncjobq.wake import ring_all
 from asyncjobq.worker import Worker
+from asyncjobq.workflow import Workflow
 
 logger = logging.getLogger("asyncjobq.scheduler")
 
@@ -168,6 +174,34 @@ class Scheduler:
         work = self._in_callers_terms(lambda c, backend: insert_jobs(c, backend, [spec]))
         return in_sync_transaction_of(session, work)[0]
 
+    @asynccontextmanager
+    async def workflow(
+        self,
+        name: str,
+        /,
+        *,
+        session: AsyncCaller | None = None,
+        fail_fast: bool = False,
+        **options: Unpack[JobOptionArgs],
+    ) -> AsyncIterator[Workflow]:
+        """Describe a graph in the block; it is written when the block ends, and not if it raises.
+
+        The workflow is a container: it ends when the last job in it has ended. Nothing is written
+        if anything in it is refused.
+        """
+        workflow = Workflow(name, JobOptions.of({**options, "name": name}), fail_fast=fail_fast)
+        yield workflow
+        drafts = [self._checked_draft(draft) for draft in workflow.drafts]
+        jobs = await self._write(lambda c, b: insert_drafts(c, b, drafts), session)
+        for draft, job in zip(drafts, jobs, strict=True):
+            if draft.node is not None:
+                draft.node.write(job.id)
+
+    def _checked_draft(self, draft: Draft) -> Draft:
+        if draft.kind is Kind.CONTAINER:
+            return draft
+        return replace(draft, spec=self._checked(draft.spec))
+
     def _spec(
         self, job: JobSpec[Any] | str, args: Mapping[str, Any] | None, options: Mapping[str, Any]
     ) -> JobSpec[Any]:
@@ -185,15 +219,18 @@ class Scheduler:
     async def _insert(
         self, specs: Sequence[JobSpec[Any]], session: AsyncCaller | None
     ) -> list[Job[Any]]:
-        def work(connection: Connection, backend: Backend) -> list[Job[Any]]:
-            return insert_jobs(connection, backend, specs)
+        return await self._write(lambda c, b: insert_jobs(c, b, specs), session)
 
+    async def _write(
+        self, work: Callable[[Connection, Backend], T], session: AsyncCaller | None
+    ) -> T:
+        """Write in the caller's transaction, or in one of ours, and tell the workers here."""
         if session is not None:
             return await in_transaction_of(session, self._in_callers_terms(work))
         backend = self._database.backend
-        jobs = await self._database.run(lambda c: work(c, backend), repeatable=False)
+        result = await self._database.run(lambda c: work(c, backend), repeatable=False)
         ring_all()
-        return jobs
+        return result
 
     def _in_callers_terms(
         self, work: Callable[[Connection, Backend], T]
@@ -307,7 +344,7 @@ class Scheduler:
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        services = _Services(self._database, self.enqueue)
+        services = HandlerServices(self._database, self._spec, self.enqueue)
         worker = Worker(self._database, self._registry(), self.settings, services)
         worker.on_end = self._waiters.tell
         self._worker = worker
@@ -329,8 +366,41 @@ class Scheduler:
         wanted = Filter(**filters)
         return await self._read(lambda c, b: inspection.find_jobs(c, b, wanted), session)
 
+    async def cancel(self, job: JobRef, /, *, session: AsyncCaller | None = None) -> Cancelled:
+        """Cancel a job, or a container with all that is in it, also what is added meanwhile.
+
+        Answers what happened: see `Cancelled`. One that runs is told with its next renewal.
+        """
+        job_id = id_of(job)
+        answer = await self._write(lambda c, b: cancel_job(c, b, job_id), session)
+        if answer is Cancelled.CANCELLED:
+            self._waiters.tell(job_id)
+        return answer
+
+    async def retry(self, job: JobRef, /, *, session: AsyncCaller | None = None) -> None:
+        """Run a failed or cancelled job again, and what its end had cancelled.
+
+        A container is opened again, and what did not succeed in it is run again.
+        """
+        job_id = id_of(job)
+        await self._write(lambda c, b: retry_job(c, b, job_id), session)
+
+    async def progress(
+        self, job: JobRef, /, *, session: AsyncCaller | None = None
+    ) -> dict[State, int]:
+        """Count the jobs below a container (or a job with children) by state."""
+        job_id = id_of(job)
+        return await self._read(lambda c, b: count_below(c, b, job_id), session)
+
+    async def graph(
+        self, job: JobRef, /, *, limit: int = 10_000, session: AsyncCaller | None = None
+    ) -> Graph:
+        """Return the graph that a job or workflow belongs to, with states; it can draw itself."""
+        job_id = id_of(job)
+        return await self._read(lambda c, b: graph_of(c, b, job_id, limit), session)
+
     @overload
-    async def wait(self, job: Job[R], /, *, timeout: Duration | None = None) -> R: ...
+    async def wait(self, job: Job[R] | Node[R], /, *, timeout: Duration | None = None) -> R: ...
     @overload
     async def wait(self, job: int, /, *, timeout: Duration | None = None) -> Any: ...
     async def wait(self, job: JobRef, /, *, timeout: Duration | None = None) -> Any:
@@ -350,21 +420,3 @@ class Scheduler:
         if session is not None:
             return await in_transaction_of(session, self._in_callers_terms(work))
         return await self._database.read(lambda c: work(c, self._database.backend))
-
-
-class _Services:
-    """What the scheduler does for the handlers of its worker."""
-
-    def __init__(self, database: Database, enqueue: Callable[..., Awaitable[Job[Any]]]) -> None:
-        self._database = database
-        self._enqueue = enqueue
-
-    def session(self) -> AsyncSession:
-        return self._database.session()
-
-    async def enqueue(self, job: Any, *args: Any, **options: Any) -> Job[Any]:
-        return await self._enqueue(job, *args, **options)
-
-    async def upstreams_of(self, job_id: int) -> list[Job[Any]]:
-        backend = self._database.backend
-        return await self._database.read(lambda c: inspection.upstreams_of(c, backend, job_id))

@@ -1,46 +1,56 @@
-"""The outbox: makes everything around a job that ended, or that is new, agree with its state.
+"""The outbox: makes everything around an unsettled row agree with that row's state.
 
-Unsettled rows are the work list. One call takes a bounded number of them, in a transaction of its
-own, and may be repeated at will: rows are the truth and no counter is. What cannot be finished now
-(a neighbour is locked, or there are more dependants than one call takes) stays unsettled.
+What a row's state asks of its neighbours:
+
+    ended                     dependants wait no longer, or are cancelled; its parent may close
+    new, blocked              goes if nothing holds it; is cancelled if something holds it in vain
+    open, with children       blocked children go; it closes when there is no open child
+    being cancelled           its children are cancelled
+    open again after a retry  what its end had cancelled is revived
+
+One call takes a bounded number of rows, in a transaction of its own, and may be repeated at will:
+rows are the truth and no counter is. Whatever it changes it leaves unsettled in its turn; a row
+whose neighbours could not all be locked, or are too many for one call, stays unsettled.
 
 The order of locks: in id order and always skipping, first the unsettled rows, then the upstreams
-of the new ones among them, then their dependants. Edges and states are read only by statements
-after the last lock. Without this, two last upstreams that settle in overlapping transactions each
-see the other as open, and the dependant waits for ever.
+of the blocked ones, then dependants and children, then parents that may close. Edges, states and
+siblings are read only by statements after the last lock. Without this, two last upstreams (or
+children) that settle in overlapping transactions each see the other as open, and the dependant
+(or the container) waits for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Connection, and_, bindparam, case, exists, or_, select, update
+from sqlalchemy import Connection, Row, select, update
 
+from asyncjobq import cycles, edges, family, revival
 from asyncjobq.backends.base import Backend, chunked
-from asyncjobq.models import in_state
 from asyncjobq.states import TERMINAL, State
-from asyncjobq.transition import End, Locked, end_jobs
+from asyncjobq.transition import End, end_jobs
 
 ROWS: Final = 200
-DEPENDANTS: Final = 2000
+FOLLOWERS: Final = 2000
 
 
 @dataclass
 class Settled:
     """What one call did."""
 
-    settled: int = 0
-    promoted: int = 0
-    ended: list[End] = field(default_factory=list)
     cut_at: int | None = None
     """The last id that was looked at, if there may be unsettled rows behind it."""
+    settled: int = 0
+    promoted: int = 0
+    changed: int = 0
+    ended: list[End] = field(default_factory=list)
 
     @property
     def moved(self) -> bool:
         """Whether calling again at once may find more to do."""
-        return bool(self.settled or self.promoted or self.ended)
+        return bool(self.settled or self.promoted or self.changed or self.ended)
 
 
 @dataclass
@@ -64,188 +74,130 @@ class Sweep:
             self.over = True
 
 
+@dataclass
+class _Locks:
+    """What one call holds: unsettled rows, and their neighbours by what they are to them."""
+
+    ended: list[Row[Any]]
+    opened: list[Row[Any]]
+    followers: set[int] = field(default_factory=set)
+    parents: set[int] = field(default_factory=set)
+    incomplete: set[int] = field(default_factory=set)
+    """Unsettled rows some of whose neighbours are not locked."""
+
+    @property
+    def blocked(self) -> list[int]:
+        """Jobs that may go, or wait in vain, in id order."""
+        own = {row.id for row in self.opened if row.state == State.BLOCKED}
+        return sorted(self.followers | (own - self.incomplete))
+
+    @property
+    def new(self) -> list[int]:
+        """Blocked jobs that are unsettled themselves, in id order."""
+        return sorted(row.id for row in self.opened if row.state == State.BLOCKED)
+
+    @property
+    def closable(self) -> list[int]:
+        """Jobs and containers that may have seen their last child end, in id order."""
+        return sorted(self.parents | {row.id for row in self.opened if row.state == State.WAITING})
+
+
 def settle_once(
     connection: Connection, backend: Backend, after: int = 0, limit: int = ROWS
 ) -> Settled:
     """Settle up to `limit` rows with ids above `after`."""
     jobs = backend.tables.jobs
-    query = select(jobs.c.id).where(~jobs.c.settled, jobs.c.id > after)
-    candidates = list(connection.scalars(query.order_by(jobs.c.id).limit(limit)))
+    query = select(jobs.c.id).where(~jobs.c.settled, jobs.c.id > after).order_by(jobs.c.id)
+    candidates = list(connection.scalars(query.limit(limit)))
     if not candidates:
         return Settled()
-    columns = [jobs.c.id, jobs.c.state]
-    rows = backend.lock_rows(connection, candidates, columns, ~jobs.c.settled)
-    ended = [row.id for row in rows if row.state in TERMINAL]
-    new = [row.id for row in rows if row.state not in TERMINAL]
-    new = _with_locked_upstreams(connection, backend, new)
-    dependants, complete = _lock_dependants(connection, backend, ended)
-    _mark_edges(connection, backend, [*dependants, *new])
-    result = _decide(connection, backend, sorted({*dependants, *new}))
-    # A job that was cancelled just now has neighbours of its own to be told.
-    cancelled = {end.row.id for end in result.ended}
-    result.settled = _mark_settled(connection, backend, [*complete, *(set(new) - cancelled)])
-    result.cut_at = candidates[-1] if len(candidates) == limit else None
+    locks = _lock(connection, backend, candidates)
+    result = Settled(cut_at=candidates[-1] if len(candidates) == limit else None)
+    seen = {row.id for row in (*locks.ended, *locks.opened)}
+    done = sorted(seen - locks.incomplete)
+    for chunk in chunked(done, 500):  # before the changes, which may unsettle some of them anew
+        connection.execute(update(jobs).where(jobs.c.id.in_(chunk)).values(settled=True))
+    result.settled = len(done)
+    _agree(connection, backend, locks, result)
     return result
 
 
-def _with_locked_upstreams(
-    connection: Connection, backend: Backend, new: Sequence[int]
-) -> list[int]:
-    """Return the new jobs all of whose upstreams could be locked.
+def _agree(connection: Connection, backend: Backend, locks: _Locks, result: Settled) -> None:
+    """Make the neighbours agree; whatever is changed is left unsettled."""
+
+    def end(ends: Sequence[End]) -> None:
+        end_jobs(connection, backend, ends)
+        result.ended += ends
+
+    result.changed += edges.mark_satisfied(connection, backend, locks.blocked)
+    end(edges.waiting_in_vain(connection, backend, locks.blocked))
+    end(family.without_hope(connection, backend, locks.blocked))
+    end(cycles.waiting_for_themselves(connection, backend, locks.new))
+    promoted = family.promote(connection, backend, locks.blocked)
+    result.promoted = len(promoted.jobs)
+    result.changed += len(promoted.containers)
+    ends, asked = family.cancel_children(connection, backend, sorted(locks.followers))
+    end(ends)
+    result.changed += asked
+    result.changed += revival.revive_caused_by(connection, backend, locks.opened, locks.followers)
+    result.changed += len(family.fail_fast(connection, backend, locks.closable))
+    end(family.closed(connection, backend, locks.closable))
+
+
+def _lock(connection: Connection, backend: Backend, candidates: Sequence[int]) -> _Locks:
+    jobs = backend.tables.jobs
+    columns = [jobs.c[name] for name in ("id", "state", "parent_id", "cancel_requested")]
+    rows = backend.lock_rows(connection, candidates, columns, ~jobs.c.settled)
+    locks = _Locks(
+        ended=[row for row in rows if row.state in TERMINAL],
+        opened=[row for row in rows if row.state not in TERMINAL],
+    )
+    _lock_upstreams(connection, backend, locks)
+    _lock_followers(connection, backend, locks)
+    _lock_parents(connection, backend, locks)
+    return locks
+
+
+def _lock_upstreams(connection: Connection, backend: Backend, locks: _Locks) -> None:
+    """Lock what blocked rows wait for.
 
     An upstream whose end is being committed at this moment would otherwise be read as running.
     """
-    upstreams = _edges(connection, backend, new)
+    blocked = [row.id for row in locks.opened if row.state == State.BLOCKED]
+    upstreams = edges.unsatisfied_upstreams(connection, backend, blocked)
     wanted = {upstream for found in upstreams.values() for upstream in found}
-    jobs = backend.tables.jobs
-    locked = {row.id for row in backend.lock_rows(connection, sorted(wanted), [jobs.c.id])}
-    return [job_id for job_id in new if upstreams.get(job_id, set()) <= locked]
+    locked = _locked(connection, backend, wanted)
+    held = edges.existing(connection, backend, sorted(wanted - locked))
+    locks.incomplete |= {job_id for job_id, found in upstreams.items() if found & held}
 
 
-def _edges(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> dict[int, set[int]]:
-    """Return the unsatisfied upstreams of jobs."""
-    deps = backend.tables.deps
-    found: dict[int, set[int]] = {}
-    for chunk in chunked(job_ids, 500):
-        query = select(deps.c.job_id, deps.c.depends_on_id).where(
-            deps.c.job_id.in_(chunk), ~deps.c.satisfied
-        )
-        for job_id, upstream in connection.execute(query):
-            found.setdefault(job_id, set()).add(upstream)
-    return found
-
-
-def _lock_dependants(
-    connection: Connection, backend: Backend, ended: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Lock blocked dependants of ended jobs; return them, and the ended jobs that have no more."""
-    jobs, deps = backend.tables.jobs, backend.tables.deps
-    waiting: dict[int, set[int]] = {}
-    for chunk in chunked(ended, 500):
-        query = (
-            select(deps.c.depends_on_id, deps.c.job_id)
-            .join(jobs, jobs.c.id == deps.c.job_id)
-            .where(
-                deps.c.depends_on_id.in_(chunk),
-                ~deps.c.satisfied,
-                in_state(jobs, State.BLOCKED),
-            )
-            .order_by(deps.c.depends_on_id, deps.c.job_id)
-            .limit(DEPENDANTS)
-        )
-        for upstream, dependant in connection.execute(query):
-            waiting.setdefault(upstream, set()).add(dependant)
-    wanted = sorted({dependant for found in waiting.values() for dependant in found})
-    rows = backend.lock_rows(connection, wanted, [jobs.c.id], in_state(jobs, State.BLOCKED))
-    locked = [row.id for row in rows]
-    cut = sum(map(len, waiting.values())) >= DEPENDANTS
-    last = max(waiting, default=0)
-    complete = [
-        job_id
-        for job_id in ended
-        if waiting.get(job_id, set()) <= set(locked) and not (cut and job_id >= last)
+def _lock_followers(connection: Connection, backend: Backend, locks: _Locks) -> None:
+    """Lock dependants of ended rows, and of open rows the children and what is to be revived."""
+    ended = [row.id for row in locks.ended]
+    looks = [(locks.ended, edges.blocked_dependants(connection, backend, ended, FOLLOWERS))]
+    looks += [
+        (locks.opened, look(connection, backend, locks.opened, FOLLOWERS))
+        for look in (family.children_to_look_at, revival.caused_by)
     ]
-    return locked, complete
+    pairs = [pair for _, found in looks for pair in found]
+    locks.followers = _locked(connection, backend, {follower for _, follower in pairs})
+    locks.incomplete |= {row for row, follower in pairs if follower not in locks.followers}
+    locks.incomplete |= revival.causes_of_coming_ends(connection, backend, locks.opened)
+    for rows, found in looks:
+        if len(found) >= FOLLOWERS:  # cut: from here on, rows may have more
+            locks.incomplete |= {row.id for row in rows if row.id >= found[-1][0]}
 
 
-def _mark_edges(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> None:
-    """Mark the edges satisfied whose upstream is done, or has failed and may.
-
-    By primary key, both columns: locking a range of edges would let two settlers deadlock.
-    """
-    jobs, deps = backend.tables.jobs, backend.tables.deps
-    upstream = jobs.alias("upstream")
-    open_edges = select(deps.c.job_id, deps.c.depends_on_id).join(
-        upstream, upstream.c.id == deps.c.depends_on_id
-    )
-    failed = upstream.c.state.in_([State.FAILED, State.CANCELLED])
-    fulfilled = or_(in_state(upstream, State.DONE), and_(failed, deps.c.on_failure == "run"))
-    mark = (
-        update(deps)
-        .where(
-            deps.c.job_id == bindparam("edge_job"),
-            deps.c.depends_on_id == bindparam("edge_upstream"),
-        )
-        .values(satisfied=True)
-    )
-    for chunk in chunked(sorted(set(job_ids)), 500):
-        query = open_edges.where(deps.c.job_id.in_(chunk), ~deps.c.satisfied, fulfilled)
-        edges = [
-            {"edge_job": job_id, "edge_upstream": upstream_id}
-            for job_id, upstream_id in connection.execute(query)
-        ]
-        if edges:
-            connection.execute(mark, edges)
+def _lock_parents(connection: Connection, backend: Backend, locks: _Locks) -> None:
+    wanted = {row.parent_id for row in locks.ended if row.parent_id is not None}
+    locks.parents = _locked(connection, backend, wanted)
+    locks.incomplete |= {
+        row.id
+        for row in locks.ended
+        if row.parent_id is not None and row.parent_id not in locks.parents
+    }
 
 
-def _decide(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> Settled:
-    """Promote locked jobs that wait for nothing more; cancel those that wait in vain."""
-    result = Settled()
-    for chunk in chunked(job_ids, 500):
-        doomed = _doomed(connection, backend, chunk)
-        end_jobs(connection, backend, doomed)
-        result.ended += doomed
-        cancelled = {end.row.id for end in doomed}
-        result.promoted += _promote(
-            connection, backend, [job_id for job_id in chunk if job_id not in cancelled]
-        )
-    return result
-
-
-def _doomed(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[End]:
-    """Return ends for blocked jobs with an upstream that failed under the rule `cancel`."""
-    jobs, deps = backend.tables.jobs, backend.tables.deps
-    upstream = jobs.alias("upstream")
-    query = (
-        select(
-            jobs.c.id,
-            jobs.c.lease_owner,
-            jobs.c.lease_token,
-            upstream.c.id.label("cause"),
-            upstream.c.state.label("cause_state"),
-        )
-        .join(deps, deps.c.job_id == jobs.c.id)
-        .join(upstream, upstream.c.id == deps.c.depends_on_id)
-        .where(
-            jobs.c.id.in_(job_ids),
-            in_state(jobs, State.BLOCKED),
-            ~deps.c.satisfied,
-            deps.c.on_failure == "cancel",
-            upstream.c.state.in_([State.FAILED, State.CANCELLED]),
-        )
-        .order_by(jobs.c.id, upstream.c.id.desc())
-    )
-    return list({row.id: _cancelled(row) for row in connection.execute(query)}.values())
-
-
-def _cancelled(row: Any) -> End:
-    locked = Locked(row.id, row.lease_owner, row.lease_token)
-    verb = "failed" if row.cause_state == State.FAILED else "was cancelled"
-    reason = f"upstream job {row.cause} {verb}"
-    return End(locked, State.CANCELLED, error=reason, cause=row.cause)
-
-
-def _promote(connection: Connection, backend: Backend, job_ids: Iterable[int]) -> int:
-    """Move blocked jobs without unsatisfied edges to `ready`, or `scheduled` if not yet due."""
-    jobs, deps = backend.tables.jobs, backend.tables.deps
-    unsatisfied = exists().where(deps.c.job_id == jobs.c.id, ~deps.c.satisfied)
-    query = select(jobs.c.id).where(
-        jobs.c.id.in_(list(job_ids)),
-        in_state(jobs, State.BLOCKED),
-        ~unsatisfied.correlate(jobs),
-    )
-    free = list(connection.scalars(query))
-    if free:
-        later = jobs.c.run_after > backend.now()
-        state = case((later, State.SCHEDULED), else_=State.READY)
-        connection.execute(
-            update(jobs).where(jobs.c.id.in_(free)).values(state=state, updated_at=backend.now())
-        )
-    return len(free)
-
-
-def _mark_settled(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> int:
+def _locked(connection: Connection, backend: Backend, wanted: set[int]) -> set[int]:
     jobs = backend.tables.jobs
-    for chunk in chunked(sorted(job_ids), 500):
-        connection.execute(update(jobs).where(jobs.c.id.in_(chunk)).values(settled=True))
-    return len(job_ids)
+    return {row.id for row in backend.lock_rows(connection, sorted(wanted), [jobs.c.id])}

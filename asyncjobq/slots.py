@@ -12,7 +12,7 @@ from typing import Final
 from anyio import CapacityLimiter
 
 from asyncjobq.clock import monotonic
-from asyncjobq.context import JobContext, Services
+from asyncjobq.context import JobContext, LeaseRef, Services
 from asyncjobq.fairshare import Charge, FairShare
 from asyncjobq.finalize import Finished
 from asyncjobq.handlers import AnyHandler
@@ -118,17 +118,17 @@ class Slots:
         try:
             outcome = await run.outcome()
             if outcome.ending is not Ending.LEASE_LOST:
-                written = await self._writer.write(Finished(lease, outcome))
-                self._note(run.claimed, outcome, written)
+                state = await self._writer.write(Finished(lease, outcome))
+                self._note(run.claimed, outcome, state)
         finally:
             self._heartbeat.remove(lease)
             self._held[run.claimed.queue] -= 1
             self._share.finish(charge, monotonic() - begun)
             self.on_free()
 
-    def _note(self, job: Claimed, outcome: Outcome, written: bool) -> None:
+    def _note(self, job: Claimed, outcome: Outcome, state: State | None) -> None:
         place = (job.lease.job_id, job.type, job.attempt)
-        if not written:
+        if state is None:
             logger.warning(
                 "The outcome of job %s (%s, attempt %s) is refused: its lease was lost.", *place
             )
@@ -137,8 +137,8 @@ class Slots:
             ending = outcome.ending.replace("_", " ")
             reason = outcome.error.splitlines()[-1]
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
-        if outcome.state in TERMINAL:
-            self.on_end(job.lease.job_id, outcome.state)
+        if state in TERMINAL:
+            self.on_end(job.lease.job_id, state)
         elif outcome.retry_after is not None:
             self.on_return(outcome.retry_after)
 
@@ -151,5 +151,6 @@ class Slots:
             attempt=job.attempt,
             max_attempts=job.max_attempts,
             deadline=None if endless else job.started_at + timedelta(seconds=job.timeout),
+            lease=LeaseRef(job.lease.job_id, job.lease.owner, job.lease.token),
             services=self._services,
         )

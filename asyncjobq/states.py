@@ -30,17 +30,18 @@ class Kind(StrEnum):
 TERMINAL: Final = frozenset({State.DONE, State.FAILED, State.CANCELLED})
 IN_FLIGHT: Final = frozenset({State.LEASED, State.RUNNING})
 OPEN: Final = frozenset(State) - TERMINAL
+NOT_STARTED: Final = frozenset({State.BLOCKED, State.READY, State.SCHEDULED})
 
 _BACK_IN_LINE: Final = frozenset({State.READY, State.SCHEDULED})
 
 MOVES: Final[dict[State, frozenset[State]]] = {
-    State.SCHEDULED: frozenset({State.READY, State.CANCELLED}),
+    State.SCHEDULED: frozenset({State.READY, State.CANCELLED, State.WAITING}),
     State.BLOCKED: frozenset({State.READY, State.SCHEDULED, State.WAITING, State.CANCELLED}),
-    State.READY: frozenset({State.LEASED, State.SCHEDULED, State.CANCELLED}),
+    State.READY: frozenset({State.LEASED, State.SCHEDULED, State.CANCELLED, State.WAITING}),
     State.LEASED: TERMINAL | _BACK_IN_LINE | {State.RUNNING, State.WAITING},
     State.RUNNING: TERMINAL | _BACK_IN_LINE | {State.WAITING},
     State.WAITING: TERMINAL | {State.BLOCKED},
-    State.DONE: frozenset({State.WAITING}),  # a container that is opened again
+    State.DONE: frozenset({State.BLOCKED, State.WAITING}),  # opened again for what is below it
     State.FAILED: _BACK_IN_LINE | {State.BLOCKED, State.WAITING},
     State.CANCELLED: _BACK_IN_LINE | {State.BLOCKED, State.WAITING},
 }

@@ -12,12 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, exists, or_, select, update
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Connection,
+    FromClause,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.codec import Encoded
 from asyncjobq.models import Tables
-from asyncjobq.states import State
+from asyncjobq.states import OPEN, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +80,34 @@ def fence_values(row: Locked) -> dict[str, Any]:
     return {"row_id": row.id, "row_owner": row.owner, "row_token": row.token}
 
 
-def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> bool:
-    """End locked jobs, result and state in one write; tell whether any has to be settled.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of jobs that were to end."""
 
-    A job that has dependants or a parent is left unsettled: the outbox of `settle.py`.
+    waiting: frozenset[int] = frozenset()
+    """Those whose own work is over, but that have children still open."""
+    unsettled: bool = False
+    """Whether any of them has neighbours to be told, by `settle.py`."""
+
+
+def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> Ended:
+    """End locked jobs, result and state in one write.
+
+    A job that has dependants or a parent is left unsettled. One that has open children keeps its
+    result or error and waits for them.
     """
     if not ends:
-        return False
-    neighboured = _neighboured(connection, backend, [end.row.id for end in ends])
-    statement = update(backend.tables.jobs).where(fence(backend.tables)).values(_end(backend))
-    connection.execute(statement, [_end_values(end, neighboured) for end in ends])
-    return bool(neighboured)
+        return Ended()
+    neighboured, parents = _neighbours(connection, backend, [end.row.id for end in ends])
+    over = [end for end in ends if end.row.id not in parents]
+    waiting = [end for end in ends if end.row.id in parents]
+    guarded = update(backend.tables.jobs).where(fence(backend.tables))
+    if over:
+        values = [_end_values(end, neighboured) for end in over]
+        connection.execute(guarded.values(_end(backend)), values)
+    if waiting:
+        connection.execute(guarded.values(_wait(backend)), [_wait_values(end) for end in waiting])
+    return Ended(frozenset(parents), bool(neighboured or parents))
 
 
 def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Return]) -> None:
@@ -96,17 +127,32 @@ def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Retu
     connection.execute(statement, [_return_values(item) for item in returns])
 
 
-def _neighboured(connection: Connection, backend: Backend, ids: list[int]) -> set[int]:
-    """Return which jobs have a parent or dependants; reads after the lock, see above."""
+def _neighbours(
+    connection: Connection, backend: Backend, ids: list[int]
+) -> tuple[set[int], set[int]]:
+    """Return which jobs have a parent or dependants, and which have open children.
+
+    Reads after the lock, see above.
+    """
     jobs, deps = backend.tables.jobs, backend.tables.deps
     has_dependants = exists().where(deps.c.depends_on_id == jobs.c.id).correlate(jobs)
-    found: set[int] = set()
+    has_children = open_children(backend.tables, jobs)
+    neighboured: set[int] = set()
+    parents: set[int] = set()
     for chunk in chunked(ids, 500):
-        query = select(jobs.c.id).where(
-            jobs.c.id.in_(chunk), or_(jobs.c.parent_id.is_not(None), has_dependants)
+        query = select(jobs.c.id, has_children.label("waits")).where(
+            jobs.c.id.in_(chunk), or_(jobs.c.parent_id.is_not(None), has_dependants, has_children)
         )
-        found.update(connection.scalars(query))
-    return found
+        for job_id, waits in connection.execute(query):
+            (parents if waits else neighboured).add(job_id)
+    return neighboured, parents
+
+
+def open_children(tables: Tables, jobs: FromClause) -> ColumnElement[bool]:
+    """Return the condition that a job has children which have not ended."""
+    child = tables.jobs_as("child")
+    still_open = child.c.state.in_([literal_column(f"'{state}'") for state in sorted(OPEN)])
+    return exists().where(child.c.parent_id == jobs.c.id, still_open).correlate(jobs)
 
 
 def _unleased(backend: Backend) -> dict[str, Any]:
@@ -119,15 +165,40 @@ def _unleased(backend: Backend) -> dict[str, Any]:
 
 
 def _end(backend: Backend) -> dict[str, Any]:
+    jobs = backend.tables.jobs
     return {
         "state": bindparam("new_state"),
-        "result": bindparam("new_result"),
+        # A job that waited for its children has its own result already.
+        "result": func.coalesce(bindparam("new_result", type_=jobs.c.result.type), jobs.c.result),
         "error": bindparam("new_error"),
         "cause": bindparam("new_cause"),
         "settled": bindparam("new_settled"),
         "finished_at": backend.now(),
         "unique_held": None,
         **_unleased(backend),
+    }
+
+
+def _wait(backend: Backend) -> dict[str, Any]:
+    jobs = backend.tables.jobs
+    return {
+        "state": State.WAITING,
+        "result": bindparam("new_result"),
+        "error": bindparam("new_error"),
+        "cause": bindparam("new_cause"),
+        "cancel_requested": or_(jobs.c.cancel_requested, bindparam("cancelled", type_=Boolean())),
+        "settled": False,
+        **_unleased(backend),
+    }
+
+
+def _wait_values(end: End) -> dict[str, Any]:
+    return {
+        **fence_values(end.row),
+        "new_result": end.result,
+        "new_error": end.error,
+        "new_cause": end.cause,
+        "cancelled": end.state is State.CANCELLED,
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from asyncjobq.backends.base import Database
 from asyncjobq.finalize import Finished, Written, failed_instead, finalize_once
+from asyncjobq.states import State
 from asyncjobq.transactions import Fault
 
 logger = logging.getLogger("asyncjobq.writer")
@@ -23,14 +24,14 @@ class OutcomeWriter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._queue: deque[tuple[Finished, asyncio.Future[bool]]] = deque()
+        self._queue: deque[tuple[Finished, asyncio.Future[State | None]]] = deque()
         self._filled = asyncio.Event()
         self.unsettled = asyncio.Event()
         """Set when a job ended that has neighbours to be told."""
 
-    async def write(self, item: Finished) -> bool:
-        """Wait until the outcome is committed; False if its lease was lost instead."""
-        written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    async def write(self, item: Finished) -> State | None:
+        """Wait until the outcome is committed; returns the new state, None if the lease is lost."""
+        written: asyncio.Future[State | None] = asyncio.get_running_loop().create_future()
         self._queue.append((item, written))
         self._filled.set()
         return await written
@@ -53,8 +54,8 @@ class OutcomeWriter:
         if written.held:
             await asyncio.sleep(HELD_PAUSE)
 
-    def _batch(self) -> list[tuple[Finished, asyncio.Future[bool]]]:
-        batch: list[tuple[Finished, asyncio.Future[bool]]] = []
+    def _batch(self) -> list[tuple[Finished, asyncio.Future[State | None]]]:
+        batch: list[tuple[Finished, asyncio.Future[State | None]]] = []
         size = 0
         while self._queue and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
             item, future = self._queue.popleft()
@@ -63,7 +64,7 @@ class OutcomeWriter:
         return batch
 
     def _tell(
-        self, batch: Sequence[tuple[Finished, asyncio.Future[bool]]], written: Written
+        self, batch: Sequence[tuple[Finished, asyncio.Future[State | None]]], written: Written
     ) -> None:
         held = {item.lease for item in written.held}
         lost = {item.lease for item in written.lost}
@@ -72,7 +73,9 @@ class OutcomeWriter:
                 self._queue.append((item, future))
                 self._filled.set()
             elif not future.done():
-                future.set_result(item.lease not in lost)
+                waits = item.lease.job_id in written.waiting
+                state = State.WAITING if waits else item.outcome.state
+                future.set_result(None if item.lease in lost else state)
         if written.unsettled:
             self.unsettled.set()
 
@@ -99,6 +102,7 @@ class OutcomeWriter:
             total.written += one.written
             total.lost += one.lost
             total.held += one.held
+            total.waiting |= one.waiting
             total.unsettled |= one.unsettled
         return total
 

@@ -31,7 +31,7 @@ def test_quickstart_is_the_example_and_prints_what_it_says(tmp_path: Path) -> No
     assert SNIPPETS[0] == QUICKSTART
     assert len(QUICKSTART.splitlines()) < 30
     printed = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", SNIPPETS[0]],
+        [sys.executable, "-W", "error", "-c", SNIPPETS[0]],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -47,23 +47,25 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, transaction = SNIPPETS[1:3]
+    handlers, graphs, transaction = SNIPPETS[1:4]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
-    await run(transaction, namespace)
-    assert [job.state for job in await namespace["scheduler"].find()] == [
-        "done",
-        "done",
-        "ready",
-        "ready",
-    ]
+    media = namespace["scheduler"]
+    await run(graphs, namespace)
+    printed = capsys.readouterr().out
+    drawing = next(text for language, text in BLOCKS if language == "mermaid")
+    assert printed.startswith("published {<State.DONE: 'done'>: 8}\n")
+    assert set(drawing.splitlines()) <= set(printed.splitlines())
     await namespace["scheduler"].aclose()
+    await run(transaction, namespace | {"scheduler": media})
+    assert [job.state for job in await media.find()] == ["done", "done", "ready", "ready"]
+    await media.aclose()
 
 
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[3:5]
+    fastapi, aiohttp = SNIPPETS[4:6]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -84,4 +86,4 @@ async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 5
+    assert len(SNIPPETS) == 6

@@ -31,6 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from asyncjobq.column_types import UtcDateTime
 from asyncjobq.models import Tables
+from asyncjobq.states import Kind
 from asyncjobq.transactions import Fault
 
 T = TypeVar("T")
@@ -127,6 +128,32 @@ class Backend(ABC):
             query = select(*columns).where(jobs.c.id.in_(chunk), *conditions).order_by(jobs.c.id)
             rows.extend(connection.execute(self.locking(query)))
         return rows
+
+    def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
+        """Read parents of new jobs; containers stay as they are until this transaction ends.
+
+        A job's row is only read: it must stay free for the renewal of its lease.
+        """
+        jobs = self.tables.jobs
+        columns = [jobs.c[name] for name in ("id", "kind", "state", "cancel_requested")]
+        rows: list[Row[Any]] = []
+        for chunk in chunked(ids, 500):
+            query = select(*columns).where(jobs.c.id.in_(chunk))
+            rows += connection.execute(query.where(jobs.c.kind != Kind.CONTAINER))
+            containers = query.where(jobs.c.kind == Kind.CONTAINER).order_by(jobs.c.id)
+            rows += connection.execute(self.sharing(containers))
+        return rows
+
+    def sharing(self, query: Select[Any]) -> Select[Any]:
+        """Return the query so that others may read its rows, and nobody may change them."""
+        return query.with_for_update(read=True)
+
+    def wait_for_row(
+        self, connection: Connection, job_id: int, columns: Sequence[ColumnElement[Any]]
+    ) -> Row[Any] | None:
+        """Lock one job by primary key, waiting for whoever holds it; None if there is none."""
+        query = select(*columns).where(self.tables.jobs.c.id == job_id)
+        return connection.execute(query.with_for_update(key_share=True)).one_or_none()
 
     @abstractmethod
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:

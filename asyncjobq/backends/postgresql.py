@@ -8,6 +8,7 @@ import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
@@ -138,6 +139,7 @@ def channel(tables: Tables) -> str:
     return f"asyncjobq_{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
+@lru_cache
 def _lanes(jobs: Table) -> Select[Any]:
     """Walk the index of ready jobs from lane to lane, one look-up each; LIMIT ends the walk."""
     start = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
@@ -14,6 +15,7 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    false,
     func,
     insert,
     literal,
@@ -31,7 +33,7 @@ from asyncjobq.backends.base import (
     Take,
 )
 from asyncjobq.errors import UnsupportedDatabaseError
-from asyncjobq.models import LANE, in_state
+from asyncjobq.models import LANE, Tables, in_state
 from asyncjobq.states import State
 from asyncjobq.transactions import Fault
 
@@ -62,8 +64,17 @@ class SQLiteBackend(Backend):
     def locking(self, query: Select[Any]) -> Select[Any]:
         return query
 
+    def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
+        if ids:  # take the write lock first: what is read before it may be out of date
+            nothing = update(self.tables.jobs).where(false()).values(settled=True)
+            connection.execute(nothing)
+        return super().read_parents(connection, ids)
+
+    def sharing(self, query: Select[Any]) -> Select[Any]:
+        return query
+
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
-        rows = connection.execute(_lanes(self.tables.jobs), lanes.starts_as_json(scan)).all()
+        rows = connection.execute(_lanes(self.tables), lanes.starts_as_json(scan)).all()
         return lanes.page(rows, scan)
 
     def claim(
@@ -107,7 +118,8 @@ class SQLiteBackend(Backend):
             )
 
 
-def _lanes(jobs: Table) -> Select[Any]:
+@lru_cache
+def _lanes(tables: Tables) -> Select[Any]:
     """Walk the index of ready jobs from lane to lane, each step two plain look-ups.
 
     One comparison of (limit_key, group_key) would use its first half alone.
@@ -116,10 +128,11 @@ def _lanes(jobs: Table) -> Select[Any]:
     start = select(
         *(func.json_extract(pair.c.value, f"$[{i}]").label(n) for i, n in enumerate(LANE))
     ).subquery("start")
+    jobs = tables.jobs
     columns = lanes.head_columns(jobs)
 
     def step(origin: Any, same: Callable[[Any, Any], Any]) -> Select[Any]:
-        first = func.coalesce(_next_group(jobs, origin, same), _next_limit(jobs, origin))
+        first = func.coalesce(_next_group(tables, origin, same), _next_limit(tables, origin))
         return select(*columns).select_from(origin).join(jobs, jobs.c.id == first)
 
     lane = step(start, operator.ge).cte("lane", recursive=True)
@@ -127,8 +140,8 @@ def _lanes(jobs: Table) -> Select[Any]:
     return select(lane).limit(bindparam("bound"))
 
 
-def _next_group(jobs: Table, origin: Any, same: Callable[[Any, Any], Any]) -> Any:
-    head = jobs.alias("head")
+def _next_group(tables: Tables, origin: Any, same: Callable[[Any, Any], Any]) -> Any:
+    head = tables.jobs_as("head")
     return (
         select(head.c.id)
         .where(
@@ -145,8 +158,8 @@ def _next_group(jobs: Table, origin: Any, same: Callable[[Any, Any], Any]) -> An
     )
 
 
-def _next_limit(jobs: Table, origin: Any) -> Any:
-    head = jobs.alias("head")
+def _next_limit(tables: Tables, origin: Any) -> Any:
+    head = tables.jobs_as("head")
     return (
         select(head.c.id)
         .where(

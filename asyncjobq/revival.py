@@ -1,0 +1,131 @@
+"""Jobs that are open again: a retry takes back exactly what the failure had cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, case, null, select, update
+
+from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.models import in_state
+from asyncjobq.states import TERMINAL, Kind, State
+
+
+def caused_by(
+    connection: Connection, backend: Backend, rows: Sequence[Any], limit: int
+) -> list[tuple[int, int]]:
+    """Return up to `limit` pairs (open job, job that its end had cancelled)."""
+    jobs = backend.tables.jobs
+    causes = _causes(rows)
+    if not causes:
+        return []
+    query = (
+        select(jobs.c.cause, jobs.c.id)
+        .where(jobs.c.cause.in_(causes), in_state(jobs, State.CANCELLED))
+        .order_by(jobs.c.cause, jobs.c.id)
+        .limit(limit)
+    )
+    return [(cause, job_id) for cause, job_id in connection.execute(query)]
+
+
+def causes_of_coming_ends(
+    connection: Connection, backend: Backend, rows: Sequence[Any]
+) -> set[int]:
+    """Return which of these open jobs have yet to wait for the end of what they are to revive.
+
+    It was being cancelled because of them when they were retried, and still has open children.
+    """
+    jobs = backend.tables.jobs
+    causes = _causes(rows)
+    query = select(jobs.c.cause).where(
+        jobs.c.cause.in_(causes), in_state(jobs, State.WAITING), jobs.c.cancel_requested
+    )
+    return set(connection.scalars(query)) if causes else set()
+
+
+def revive_caused_by(
+    connection: Connection, backend: Backend, rows: Sequence[Any], locked: set[int]
+) -> int:
+    """Revive the locked jobs that were cancelled because of these, which are open again."""
+    jobs = backend.tables.jobs
+    causes = _causes(rows)
+    revived: list[int] = []
+    for chunk in chunked(sorted(locked) if causes else [], 500):
+        query = select(jobs.c.id).where(
+            jobs.c.id.in_(chunk), jobs.c.cause.in_(causes), in_state(jobs, State.CANCELLED)
+        )
+        revived += connection.scalars(query)
+    reopen(connection, backend, revived)
+    return len(revived)
+
+
+def _causes(rows: Sequence[Any]) -> list[int]:
+    """Return the jobs that may be open again; one that is being cancelled is not."""
+    return [row.id for row in rows if not row.cancel_requested]
+
+
+def reopen(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> None:
+    """Put ended jobs back to `blocked`, and open the containers again that had closed over them.
+
+    All are left unsettled: settling finds out whether they may go.
+    """
+    jobs = backend.tables.jobs
+    for chunk in chunked(job_ids, 500):
+        connection.execute(
+            update(jobs)
+            .where(jobs.c.id.in_(chunk), jobs.c.state.in_(sorted(TERMINAL)))
+            .values(state=State.BLOCKED, **_as_new(backend))
+        )
+    _reopen_ancestors(connection, backend, job_ids)
+
+
+def _reopen_ancestors(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> None:
+    jobs = backend.tables.jobs
+    below = list(job_ids)
+    while below:
+        child = backend.tables.jobs_as("child")
+        closed: list[int] = []
+        for chunk in chunked(below, 500):
+            query = (
+                select(jobs.c.id)
+                .distinct()
+                .join(child, child.c.parent_id == jobs.c.id)
+                .where(child.c.id.in_(chunk), jobs.c.state.in_(sorted(TERMINAL)))
+            )
+            closed += connection.scalars(query)
+        for chunk in chunked(sorted(set(closed)), 500):
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id.in_(chunk), jobs.c.state.in_(sorted(TERMINAL)))
+                .values({**_as_new(backend), **_own_end_kept(backend)})
+            )
+        below = sorted(set(closed))
+
+
+def _own_end_kept(backend: Backend) -> dict[str, Any]:
+    """Return what a job keeps that waits for its children again: its own result or failure.
+
+    A container is blocked until settling finds it open, for it may never have been.
+    """
+    jobs = backend.tables.jobs
+    is_job = jobs.c.kind == Kind.JOB
+    return {
+        "state": case((is_job, State.WAITING), else_=State.BLOCKED),
+        "result": jobs.c.result,
+        "attempt": jobs.c.attempt,
+        "error": case((is_job, jobs.c.error), else_=null()),
+    }
+
+
+def _as_new(backend: Backend) -> dict[str, Any]:
+    return {
+        "result": None,
+        "error": None,
+        "cause": None,
+        "attempt": 0,
+        "cancel_requested": False,
+        "finished_at": None,
+        "settled": False,
+        "updated_at": backend.now(),
+    }
