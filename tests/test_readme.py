@@ -31,7 +31,7 @@ def test_quickstart_is_the_example_and_prints_what_it_says(tmp_path: Path) -> No
     assert SNIPPETS[0] == QUICKSTART
     assert len(QUICKSTART.splitlines()) < 30
     printed = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", SNIPPETS[0]],
+        [sys.executable, "-W", "error", "-c", SNIPPETS[0]],
         cwd=tmp_path,
         capture_output=True,
         text=True,
