@@ -17,6 +17,9 @@ class Capability:
 
 CAPABILITIES: Final = {
     "listen": Capability(frozenset({"postgresql"}), "this database cannot notify another process"),
+    "wake": Capability(
+        frozenset({"sqlite", "postgresql"}), "this database tells no other process of a commit"
+    ),
     "row_locks": Capability(
         frozenset({"postgresql", "mysql", "mariadb"}), "this database locks as a whole"
     ),

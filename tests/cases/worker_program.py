@@ -1,0 +1,129 @@
+"""A worker as a program of its own, for tests that kill, freeze and stop it.
+
+Run as `python -m cases.worker_program SETTINGS`, the settings being a JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from asyncjobq import Handlers, JobContext, Scheduler, constant
+from cases.log import Log
+
+
+@dataclass
+class Settings:
+    """What a worker is told; `seconds`, if given, is how long each of its jobs takes."""
+
+    url: str
+    log: str
+    worker_id: str = "A"
+    lease_ttl: float = 1.5
+    poll_interval: float = 0.25
+    stop_timeout: float = 5.0
+    concurrency: int = 4
+    seconds: float | None = None
+    clock_offset: float = 0.0
+    """Seconds by which the database's clock is put forward for this worker."""
+    blocking: bool = False
+    """Whether `block` blocks the event loop, and is not the same as `work`."""
+    types: list[str] = field(default_factory=lambda: ["work", "block", "crash", "look_up"])
+    connect_args: dict[str, Any] | None = None
+    time_zone: str | None = None
+    create_schema: bool = False
+    start_when: str | None = None
+    """A file whose appearance starts the worker, so that several start at one moment."""
+
+
+def handlers_of(settings: Settings, log: Log) -> Handlers:
+    """Return handlers for the types: `work`, and others that are told by their names."""
+    handlers = Handlers()
+
+    async def work(ctx: JobContext, label: str, seconds: float = 0.0) -> int:
+        log.write(label, ctx.attempt, "start")
+        await asyncio.sleep(seconds if settings.seconds is None else settings.seconds)
+        log.write(label, ctx.attempt, "end")
+        return ctx.attempt
+
+    async def block(ctx: JobContext, label: str, seconds: float) -> int:
+        log.write(label, ctx.attempt, "start")
+        time.sleep(seconds)  # noqa: ASYNC251
+        log.write(label, ctx.attempt, "end")
+        return ctx.attempt
+
+    async def crash(ctx: JobContext, label: str) -> None:
+        log.write(label, ctx.attempt, "start")
+        os._exit(1)
+
+    async def look_up(ctx: JobContext, label: str, key: int) -> int | None:
+        log.write(label, ctx.attempt, "start")
+        query = text("SELECT amount FROM orders WHERE id = :id")
+        async with ctx.session() as session:
+            amount: int | None = (await session.execute(query, {"id": key})).scalar()
+        log.write(label, ctx.attempt, "end", f"amount={amount}")
+        return amount
+
+    special: dict[str, Callable[..., Any]] = {"crash": crash, "look_up": look_up}
+    if settings.blocking:
+        special["block"] = block
+    for name in settings.types:
+        handlers.handler(name, retry=constant(0.0))(special.get(name, work))
+    return handlers
+
+
+def scheduler_of(settings: Settings, log: Log) -> Scheduler:
+    """Return the worker's scheduler; it also serves a queue with its own name."""
+    database: str | AsyncEngine = settings.url
+    if settings.connect_args is not None:
+        database = create_async_engine(settings.url, connect_args=settings.connect_args)
+    scheduler = Scheduler(
+        database,
+        handlers=[handlers_of(settings, log)],
+        worker_id=settings.worker_id,
+        queues=("default", settings.worker_id),
+        concurrency=settings.concurrency,
+        lease_ttl=settings.lease_ttl,
+        poll_interval=settings.poll_interval,
+        stop_timeout=settings.stop_timeout,
+    )
+    scheduler._database.backend.clock_offset = settings.clock_offset
+    return scheduler
+
+
+async def _serve(scheduler: Scheduler, settings: Settings, log: Log) -> None:
+    if settings.create_schema:
+        await scheduler.create_schema()
+    log.write(settings.worker_id, 0, "up")
+    await scheduler.serve_until_signalled()
+    log.write(settings.worker_id, 0, "down")
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if settings.time_zone is not None:
+        os.environ["TZ"] = settings.time_zone
+        time.tzset()
+    log = Log(settings.log)
+    scheduler = scheduler_of(settings, log)
+    if settings.start_when is not None:
+        log.write(settings.worker_id, 0, "waiting")
+        while not Path(settings.start_when).exists():
+            time.sleep(0.001)
+    asyncio.run(_serve(scheduler, settings, log))
+
+
+if __name__ == "__main__":
+    run(Settings(**json.loads(sys.argv[1])))

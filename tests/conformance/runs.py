@@ -1,0 +1,63 @@
+"""Attempts of jobs without a worker, and handlers for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+from anyio import CapacityLimiter
+
+from asyncjobq import Handlers, JobContext, constant
+from asyncjobq.lease import Claimed, Lease
+from asyncjobq.outcomes import Outcome
+from asyncjobq.run import JobRun
+
+GRACE = 0.05
+
+
+def run_of(
+    function: Callable[..., Any],
+    *,
+    args: str = "{}",
+    timeout: float = 60.0,
+    attempt: int = 1,
+    max_attempts: int = 3,
+    retry: Any = None,
+    **how: Any,
+) -> JobRun:
+    """Return a run of a handler, as the worker would make it of a claimed job."""
+    handler = Handlers().handler("work", retry=retry or constant(7.0))(function)
+    now = datetime.now(UTC)
+    lease = Lease(1, "worker", 1)
+    claimed = Claimed(
+        lease, "default", "work", args, "", 1.0, attempt, max_attempts, timeout, now, now
+    )
+    services: Any = SimpleNamespace()
+    context = JobContext(1, "work", attempt, max_attempts, None, args, services)
+    return JobRun(claimed, handler, context, CapacityLimiter(4), GRACE, **how)
+
+
+async def outcome_of(function: Callable[..., Any], **how: Any) -> Outcome:
+    async with asyncio.timeout(10):
+        return await run_of(function, **how).outcome()
+
+
+def raising(error: BaseException) -> Callable[[], Awaitable[None]]:
+    async def handler() -> None:
+        raise error
+
+    return handler
+
+
+def raising_in_a_thread(error: BaseException) -> Callable[[], None]:
+    def handler() -> None:
+        raise error
+
+    return handler
+
+
+async def wait_for_ever() -> None:
+    await asyncio.sleep(60)

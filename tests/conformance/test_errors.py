@@ -1,0 +1,310 @@
+"""Bad input gets an error that is named, says what to do, and comes before anything is written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from asyncjobq import (
+    AsyncJobQError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    HandlerError,
+    InvalidJobError,
+    JobFailed,
+    JobNotFoundError,
+    Scheduler,
+    UnsupportedDatabaseError,
+)
+from asyncjobq.backends import mysql, postgresql, sqlite
+from conformance.kit import Jobs
+from conformance.running import serving, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class TestUrl:
+    @pytest.mark.parametrize(
+        ("url", "says"),
+        [
+            ("oracle+oracledb://localhost/x", "'oracle' is not a supported database"),
+            ("mssql+aioodbc://localhost/x", "'mssql' is not a supported database"),
+            ("nonsense://localhost/x", "'nonsense' is not a supported database"),
+            ("not a url", "is not a database URL"),
+            ("", "is not a database URL"),
+            ("jobs.db", "is not a database URL"),
+            ("sqlite:///jobs.db", r"write sqlite\+aiosqlite://"),
+            ("postgresql://localhost/x", r"write postgresql\+asyncpg://"),
+            ("postgres://localhost/x", "supported"),
+            ("mysql://localhost/x", r"write mysql\+aiomysql://"),
+            ("mariadb://localhost/x", r"write mariadb\+aiomysql://"),
+            ("sqlite+pysqlite:///jobs.db", r"[Ww]rite sqlite\+aiosqlite://"),
+            ("postgresql+psycopg2://localhost/x", r"postgresql\+asyncpg://"),
+            ("mysql+pymysql://localhost/x", r"Write mysql\+aiomysql://"),
+            ("mysql+nonsense://localhost/x", "nonsense"),
+            ("sqlite+aiosqlite://", "in memory"),
+            ("sqlite+aiosqlite:///:memory:", "in memory"),
+            ("sqlite+aiosqlite:///file:x?mode=memory&uri=true", "in memory"),
+        ],
+    )
+    async def test_that_leads_to_no_database_of_ours(self, url: str, says: str) -> None:
+        with pytest.raises(ConfigurationError, match=says) as caught:
+            Scheduler(url)
+        assert isinstance(caught.value, AsyncJobQError)
+        if "not a supported" in says or "in memory" in says:
+            assert isinstance(caught.value, UnsupportedDatabaseError)
+
+    async def test_of_an_engine_that_leads_to_none(self) -> None:
+        engine = create_async_engine("sqlite+aiosqlite://")
+        with pytest.raises(UnsupportedDatabaseError, match="in memory"):
+            Scheduler(engine)
+        await engine.dispose()
+
+    async def test_for_listening_where_nothing_listens(self, jobs: Jobs) -> None:
+        if jobs.backend_name == "postgresql":
+            jobs.another(listen_url=jobs.url)
+            return
+        with pytest.raises(ConfigurationError, match="listen_url"):
+            Scheduler(jobs.url, listen_url=jobs.url)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Scheduler]:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
+    return lambda **settings: Scheduler(url, **settings)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("setting", "values"),
+        [
+            ("concurrency", [-1, 0, 1.5, "4", True, None]),
+            ("lease_ttl", [0.999, 0, -1, timedelta(milliseconds=999), "30", None, float("nan")]),
+            ("poll_interval", [0, -1, float("inf"), "1"]),
+            ("stop_timeout", [-0.1, None, float("nan")]),
+            ("default_timeout", [0, -1, "1h", float("inf")]),
+            ("max_result_bytes", [0, -5, 1.5]),
+            ("worker_id", ["", "x" * 256, 5]),
+            (
+                "queues",
+                ["default", [], {}, [""], ["q" * 65], [1], {"a": 0}, {"a": "2"}, {"a": 1.5}],
+            ),
+            ("table_prefix", [5, None, "a b;", "p" * 80]),
+            ("schema", [5, "", "s" * 80]),
+        ],
+    )
+    async def test_that_make_no_sense_are_named(
+        self, make: Callable[..., Scheduler], setting: str, values: list[Any]
+    ) -> None:
+        for value in values:
+            with pytest.raises(ConfigurationError, match=setting.removesuffix("s")):
+                make(**{setting: value})
+
+    async def test_that_do_are_taken(self, make: Callable[..., Scheduler]) -> None:
+        make(
+            concurrency=1,
+            lease_ttl=timedelta(seconds=1),
+            poll_interval=0.01,
+            stop_timeout=0,
+            default_timeout=None,
+            queues={"default": 10, "media": 2},
+            worker_id="ü" * 255,
+            table_prefix="queue_",
+        )
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"queu": "media"},
+            {"queue": ""},
+            {"queue": "q" * 65},
+            {"timeout": 0},
+            {"timeout": float("nan")},
+            {"max_attempts": 0},
+            {"max_attempts": None},
+            {"retry": 5},
+            {"aliases": "name"},
+        ],
+        ids=str,
+    )
+    async def test_of_a_handler(
+        self, make: Callable[..., Scheduler], options: dict[str, Any]
+    ) -> None:
+        with pytest.raises(HandlerError, match=next(iter(options))):
+            make().handler("work", **options)
+
+
+class TestOldServer:
+    async def test_is_refused_with_its_version(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgresql, "OLDEST", 990_000)
+        monkeypatch.setattr(mysql, "OLDEST_MYSQL", (99, 0))
+        monkeypatch.setattr(mysql, "OLDEST_MARIADB", (99, 0))
+        monkeypatch.setattr(sqlite, "OLDEST", (99, 0))
+
+        async def enter() -> None:
+            async with jobs.scheduler.serving():
+                pass
+
+        calls = (jobs.scheduler.create_schema, jobs.scheduler.serve, jobs.scheduler.drain, enter)
+        for call in calls:
+            with pytest.raises(
+                UnsupportedDatabaseError, match=r"\d is too old.*or newer is needed"
+            ):
+                await call()
+
+    @pytest.mark.requires("server")
+    async def test_a_storage_engine_without_row_locks_is_refused(
+        self, backend_name: str, database_url: str
+    ) -> None:
+        if backend_name == "postgresql":
+            return
+        engine = create_async_engine(database_url)
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE jobs (id INTEGER) ENGINE = MyISAM"))
+        await engine.dispose()
+        async with Scheduler(database_url) as scheduler:
+            with pytest.raises(UnsupportedDatabaseError, match="ENGINE=InnoDB"):
+                await scheduler.serve()
+
+
+@pytest.fixture
+def unreachable(backend_name: str, jobs: Jobs, tmp_path: Path) -> Iterator[str]:
+    """Give a URL at which nobody answers."""
+    if backend_name == "sqlite":
+        (tmp_path / "jobs.db").mkdir()
+        yield f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
+        return
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound and not listening: refused, and nobody else's
+        url = make_url(jobs.url).set(host="127.0.0.1", port=nobody.getsockname()[1])
+        yield url.render_as_string(hide_password=False)
+
+
+class TestUnreachable:
+    async def test_calls_say_so(self, unreachable: str) -> None:
+        async with Scheduler(unreachable) as scheduler:
+            for call in (
+                lambda: scheduler.enqueue("work"),
+                lambda: scheduler.get(1),
+                scheduler.find,
+                scheduler.drain,
+                scheduler.create_schema,
+                scheduler.check_database,
+            ):
+                with pytest.raises(DatabaseUnavailableError, match="cannot be reached"):
+                    await call()
+
+    async def test_serve_keeps_trying_with_a_line_each_time(
+        self, unreachable: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        scheduler = Scheduler(unreachable)
+        task = asyncio.create_task(scheduler.serve())
+
+        async def enough() -> bool:
+            return len(caplog.records) >= 3
+
+        await until(enough)
+        assert not task.done()
+        for record in caplog.records:
+            assert (record.levelno, record.exc_info) == (logging.WARNING, None)
+            assert "\n" not in record.getMessage()
+            assert "trying again in" in record.getMessage()
+        scheduler.stop()
+        async with asyncio.timeout(5):
+            await task
+        await scheduler.aclose()
+
+    async def test_serving_lets_the_application_start_and_stop(self, unreachable: str) -> None:
+        async with Scheduler(unreachable) as scheduler, serving(scheduler):
+            await asyncio.sleep(0)
+
+    async def test_cancelling_serve_ends_it(self, unreachable: str) -> None:
+        async with Scheduler(unreachable) as scheduler:
+            task = asyncio.create_task(scheduler.serve())
+            await asyncio.sleep(0.05)
+            task.cancel()
+            async with asyncio.timeout(5):
+                await asyncio.wait({task})
+            assert task.cancelled()
+
+
+@pytest.mark.requires("file_database")
+async def test_a_folder_that_is_not_there_is_no_outage(jobs: Jobs, tmp_path: Path) -> None:
+    assert jobs.backend_name == "sqlite"
+    with pytest.raises(ConfigurationError, match="folder"):
+        async with Scheduler(f"sqlite+aiosqlite:///{tmp_path / 'missing' / 'jobs.db'}") as made:
+            await made.serve()
+
+
+@pytest.mark.requires("server")
+async def test_a_database_that_is_not_there_is_no_outage(jobs: Jobs) -> None:
+    """Waiting would not help; the URL is wrong."""
+    url = make_url(jobs.url).set(database="asyncjobq_no_such_database")
+    async with Scheduler(url) as scheduler:
+        with pytest.raises(ConfigurationError, match="no_such_database"):
+            await scheduler.serve()
+
+
+class TestJobs:
+    async def test_unknown_ids(self, jobs: Jobs) -> None:
+        for call in (jobs.scheduler.get, jobs.scheduler.wait):
+            with pytest.raises(JobNotFoundError, match="no job 815"):
+                await call(815)
+
+    async def test_what_is_no_id(self, jobs: Jobs) -> None:
+        nonsense: list[Any] = ["1", None, 1.5, True, -(2**70), 2**70]
+        for value in nonsense:
+            for call in (jobs.scheduler.get, jobs.scheduler.wait):
+                with pytest.raises((InvalidJobError, JobNotFoundError)):
+                    await call(value)
+        wrong: Any = [2**70]
+        with pytest.raises(InvalidJobError):
+            await jobs.scheduler.enqueue("work", depends_on=wrong)
+
+    async def test_what_is_no_filter(self, jobs: Jobs) -> None:
+        with pytest.raises(ConfigurationError, match=r"'gone'.*the states are scheduled"):
+            await jobs.scheduler.find(state="gone")
+        with pytest.raises(TypeError, match="stat"):
+            await jobs.scheduler.find(stat="done")
+
+    async def test_what_is_no_timeout(self, jobs: Jobs) -> None:
+        job = await jobs.enqueue()
+        with pytest.raises(ConfigurationError, match="timeout"):
+            await jobs.scheduler.wait(job, timeout=float("nan"))
+
+    async def test_a_result_that_cannot_be_stored(self, jobs: Jobs) -> None:
+        @jobs.scheduler.handler
+        async def work() -> Any:
+            return {"a": object()}
+
+        async with serving(jobs.scheduler):
+            job = await jobs.scheduler.enqueue(work.job())
+            with pytest.raises(JobFailed, match="result cannot be stored"):
+                await jobs.scheduler.wait(job)
+        assert (await jobs.row(job)).attempt == 1
+
+    async def test_arguments_that_do_not_fit_the_handler_any_more(self, jobs: Jobs) -> None:
+        """Enqueued by another release; the jobs beside it run."""
+        bad = await jobs.enqueue(args={"gone": 1})
+        good = await jobs.enqueue(args={"kept": 1})
+
+        @jobs.scheduler.handler
+        async def work(kept: int) -> int:
+            return kept
+
+        async with serving(jobs.scheduler):
+            with pytest.raises(JobFailed, match="missing a required argument: 'kept'"):
+                await jobs.scheduler.wait(bad)
+            assert await jobs.scheduler.wait(good) == 1
+        assert (await jobs.row(bad)).attempt == 1

@@ -1,0 +1,176 @@
+"""The public surface: names and signatures that programs rely on, pinned."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import asyncjobq
+from asyncjobq import Handler, Handlers, Job, JobContext, JobOptions, JobSpec, Scheduler
+from asyncjobq.errors import AsyncJobQError
+
+NAMES = [
+    "ArgumentsError",
+    "AsyncJobQError",
+    "Cancel",
+    "ConfigurationError",
+    "DatabaseUnavailableError",
+    "Fail",
+    "Handler",
+    "HandlerError",
+    "Handlers",
+    "InvalidJobError",
+    "Job",
+    "JobCancelled",
+    "JobContext",
+    "JobDepRow",
+    "JobEndedError",
+    "JobFailed",
+    "JobNotFoundError",
+    "JobOptions",
+    "JobRow",
+    "JobSpec",
+    "Kind",
+    "ResultError",
+    "Retry",
+    "RetryPolicy",
+    "Scheduler",
+    "SchedulerStateError",
+    "SchemaError",
+    "Snooze",
+    "State",
+    "UnknownUpstreamError",
+    "UnsupportedDatabaseError",
+    "constant",
+    "enqueue",
+    "exponential",
+    "metadata",
+    "none",
+]
+
+SCHEDULER = {
+    "__init__": (
+        "(self, database: 'str | URL | AsyncEngine', *, handlers: 'Iterable[Handlers]' = (), "
+        "concurrency: 'int' = 10, queues: 'Iterable[str] | Mapping[str, int]' = ('default',), "
+        "lease_ttl: 'Duration' = 30.0, poll_interval: 'Duration' = 1.0, "
+        "stop_timeout: 'Duration' = 20.0, default_timeout: 'Duration | None' = 3600.0, "
+        "max_result_bytes: 'int' = 8000000, listen_url: 'str | URL | None' = None, "
+        "worker_id: 'str | None' = None, schema: 'str | None' = None, "
+        "table_prefix: 'str' = '') -> 'None'"
+    ),
+    "aclose": "(self) -> 'None'",
+    "check_database": "(self) -> 'None'",
+    "create_schema": "(self) -> 'None'",
+    "drain": "(self, *, scheduled: 'bool' = False) -> 'dict[State, int]'",
+    "enqueue": (
+        "(self, job: 'JobSpec[Any] | str', args: 'Mapping[str, Any] | None' = None, /, *, "
+        "session: 'AsyncCaller | None' = None, **options: 'Unpack[JobOptionArgs]') -> 'Job[Any]'"
+    ),
+    "enqueue_many": (
+        "(self, jobs: 'Iterable[JobSpec[R]]', /, *, session: 'AsyncCaller | None' = None) "
+        "-> 'list[Job[R]]'"
+    ),
+    "enqueue_sync": (
+        "(self, session: 'SyncCaller', job: 'JobSpec[Any] | str', "
+        "args: 'Mapping[str, Any] | None' = None, /, **options: 'Unpack[JobOptionArgs]') "
+        "-> 'Job[Any]'"
+    ),
+    "find": "(self, *, session: 'AsyncCaller | None' = None, **filters: 'Any') -> 'list[Job[Any]]'",
+    "get": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Job[Any]'",
+    "run": "(self) -> 'None'",
+    "serve": "(self) -> 'None'",
+    "serve_until_signalled": "(self) -> 'None'",
+    "serving": "(self) -> 'AsyncIterator[Self]'",
+    "stop": "(self) -> 'None'",
+    "wait": "(self, job: 'JobRef', /, *, timeout: 'Duration | None' = None) -> 'Any'",
+}
+
+CONTEXT = {"await_", "enqueue", "session", "upstreams"}
+CONTEXT_VALUES = {
+    "args",
+    "attempt",
+    "cancel_requested",
+    "deadline",
+    "job_id",
+    "max_attempts",
+    "type",
+}
+OPTIONS = "queue name group_key weight priority run_after timeout max_attempts depends_on cost meta"
+
+
+def signatures_of(kind: type) -> dict[str, str]:
+    return {
+        name: str(inspect.signature(member))
+        for name, member in inspect.getmembers(kind, inspect.isfunction)
+        if name == "__init__" or not name.startswith("_")
+    }
+
+
+def test_the_names() -> None:
+    assert sorted(asyncjobq.__all__) == sorted(NAMES)
+    exported = {name for name in dir(asyncjobq) if not name.startswith("_")}
+    modules = {name for name in exported if inspect.ismodule(getattr(asyncjobq, name))}
+    assert exported - modules == set(NAMES)
+
+
+def test_the_methods_of_a_scheduler() -> None:
+    assert signatures_of(Scheduler) == SCHEDULER
+
+
+def test_everything_public_is_documented() -> None:
+    for name in NAMES:
+        member: Any = getattr(asyncjobq, name)
+        if inspect.isclass(member) or inspect.isfunction(member):
+            assert member.__doc__, name
+    for kind in (Scheduler, Handlers, Handler, JobContext, JobSpec):
+        for name in signatures_of(kind):
+            if not name.startswith("_"):
+                assert getattr(kind, name).__doc__, f"{kind.__name__}.{name}"
+
+
+def test_the_registry() -> None:
+    assert {name for name in vars(Handlers) if not name.startswith("_")} == {
+        "find", "handler", "include", "types",
+    }  # fmt: skip
+    public = {name for name in vars(Handler) if not name.startswith("_")}
+    assert {"job", "encode", "decode"} <= public
+
+
+def test_the_context() -> None:
+    assert set(signatures_of(JobContext)) - {"__init__"} == CONTEXT
+    assert {*JobContext.__dataclass_fields__, *vars(JobContext)} >= CONTEXT_VALUES
+
+
+def test_the_options_of_a_job() -> None:
+    assert list(JobOptions.__dataclass_fields__) == OPTIONS.split()
+    assert set(asyncjobq.job.JobOptionArgs.__annotations__) == set(OPTIONS.split())
+
+
+def test_a_job_is_frozen_plain_and_pickles() -> None:
+    import pickle
+
+    job: Job[Any] = Job(
+        id=1,
+        queue="default",
+        type="work",
+        kind=asyncjobq.Kind.JOB,
+        state=asyncjobq.State.DONE,
+        args={"a": 1},
+    )
+    assert job.ended
+    assert pickle.loads(pickle.dumps(job)) == job  # noqa: S301
+
+
+def test_errors_have_one_root() -> None:
+    control_flow = {"Retry", "Snooze", "Fail", "Cancel"}
+    for name in NAMES:
+        member = getattr(asyncjobq, name)
+        if inspect.isclass(member) and issubclass(member, BaseException):
+            assert issubclass(member, AsyncJobQError) == (name not in control_flow), name
+
+
+def test_it_is_typed_and_has_a_version() -> None:
+    from importlib.resources import files
+
+    assert files("asyncjobq").joinpath("py.typed").is_file()
+    assert asyncjobq.__version__.count(".") == 2

@@ -1,0 +1,188 @@
+"""The group commit of outcomes: each is told what became of it, and none spoils another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from asyncjobq import DatabaseUnavailableError, State
+from asyncjobq.codec import encode
+from asyncjobq.finalize import Finished
+from asyncjobq.outcomes import Ending, Outcome
+from asyncjobq.writer import BATCH_ROWS, OutcomeWriter
+from conformance.kit import Jobs
+from conformance.steps import TTL, enqueuing, failed, holding, ids_of, spec, succeeded
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@asynccontextmanager
+async def refusing(jobs: Jobs, error: str) -> AsyncIterator[None]:
+    """Make the database refuse rows with this error text."""
+    if jobs.backend_name == "sqlite":
+        make = (
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON jobs WHEN NEW.error = '{error}' "
+            "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        )
+        undo = "DROP TRIGGER refuse"
+    else:
+        condition = f"CHECK (error IS NULL OR error <> '{error}')"
+        make = f"ALTER TABLE jobs ADD CONSTRAINT refuse {condition}"
+        undo = "ALTER TABLE jobs DROP CONSTRAINT refuse"
+    await jobs.do(lambda c, _: c.execute(text(make)))
+    try:
+        yield
+    finally:
+        await jobs.do(lambda c, _: c.execute(text(undo)))
+
+
+async def written_together(jobs: Jobs, *items: Finished) -> list[bool]:
+    """Have a writer write these at once; return what each was told."""
+    writer = OutcomeWriter(jobs.database)
+
+    async def write() -> None:
+        while True:
+            await writer.write_once()
+
+    async with jobs.limited_time(), asyncio.TaskGroup() as group:
+        told = [group.create_task(writer.write(item)) for item in items]
+        writing = group.create_task(write())
+        await asyncio.wait(told)
+        writing.cancel()
+    return [one.result() for one in told]
+
+
+class TestWriter:
+    async def test_tells_each_what_became_of_it(self, jobs: Jobs) -> None:
+        lost = await jobs.leased()
+        jobs.later(TTL + 1)
+        await jobs.reclaim()
+        kept = await jobs.claim_one()
+        other = await jobs.leased()
+        items = [Finished(job.lease, succeeded(1)) for job in (lost, other, kept)]
+        assert await written_together(jobs, *items) == [False, True, True]
+
+    async def test_an_outcome_that_is_refused_spoils_no_other(self, jobs: Jobs) -> None:
+        await jobs.enqueue_many(5)
+        claimed = await jobs.claim(5)
+        ends = [succeeded(1), succeeded(2), failed("refuse me"), failed("fine"), succeeded(5)]
+        async with refusing(jobs, "refuse me"):
+            items = [Finished(job.lease, end) for job, end in zip(claimed, ends, strict=True)]
+            assert await written_together(jobs, *items) == [True] * 5
+        stored = [await jobs.scheduler.get(job.lease.job_id) for job in claimed]
+        assert [job.state for job in stored] == ["done", "done", "failed", "failed", "done"]
+        assert [job.result for job in stored] == [1, 2, None, None, 5]
+        assert stored[3].error == "fine"
+        assert "refused the outcome" in (stored[2].error or "")
+
+    async def test_a_retry_that_is_refused_ends_its_job(self, jobs: Jobs) -> None:
+        claimed = await jobs.leased()
+        async with refusing(jobs, "refuse me"):
+            refused = failed("refuse me", retry_after=1.0)
+            await written_together(jobs, Finished(claimed.lease, refused))
+        assert await jobs.state(claimed) == State.FAILED
+
+    async def test_gathers_while_a_transaction_is_under_way(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await jobs.enqueue_many(10)
+        claimed = await jobs.claim(10)
+        writer = OutcomeWriter(jobs.database)
+        batches: list[int] = []
+        under_way, go_on = asyncio.Event(), asyncio.Event()
+        run_items = writer._run
+
+        async def counted(items: Any) -> Any:
+            batches.append(len(items))
+            under_way.set()
+            await go_on.wait()
+            return await run_items(items)
+
+        monkeypatch.setattr(writer, "_run", counted)
+        items = [Finished(job.lease, succeeded(1)) for job in claimed]
+        told = [asyncio.ensure_future(writer.write(items[0]))]
+        async with jobs.limited_time():
+            first = asyncio.ensure_future(writer.write_once())
+            await under_way.wait()
+            told += [asyncio.ensure_future(writer.write(item)) for item in items[1:]]
+            await asyncio.sleep(0)
+            go_on.set()
+            await first
+            await writer.write_once()
+            assert await asyncio.gather(*told) == [True] * 10
+        assert batches == [1, 9]
+
+    async def test_in_bounded_batches(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        await jobs.enqueue_many(6)
+        claimed = await jobs.claim(6)
+        large = Outcome(Ending.SUCCEEDED, result=encode("x" * 1_500_000))
+        sizes: list[int] = []
+        run = jobs.database.run
+
+        async def counted(work: Any, **how: Any) -> Any:
+            written = await run(work, **how)
+            sizes.append(len(written.written))
+            return written
+
+        monkeypatch.setattr(jobs.database, "run", counted)
+        await written_together(jobs, *(Finished(job.lease, large) for job in claimed))
+        assert sum(sizes) == 6
+        assert max(sizes) < 6
+        assert BATCH_ROWS <= 1000
+
+    async def test_keeps_what_it_could_not_write(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, second = await jobs.leased(), await jobs.leased()
+        writer = OutcomeWriter(jobs.database)
+        told = [
+            asyncio.ensure_future(writer.write(Finished(job.lease, succeeded(1))))
+            for job in (first, second)
+        ]
+        await asyncio.sleep(0)
+
+        async def away(*_: object, **__: object) -> None:
+            raise DatabaseUnavailableError("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs.database, "run", away)
+            with pytest.raises(DatabaseUnavailableError):
+                await writer.write_once()
+        assert not any(one.done() for one in told)
+        await writer.write_once()
+        assert await asyncio.gather(*told) == [True, True]
+
+    @pytest.mark.requires("row_locks")
+    async def test_comes_back_to_what_somebody_holds_and_stalls_nobody(self, jobs: Jobs) -> None:
+        held, free = await jobs.leased(), await jobs.leased()
+        writer = OutcomeWriter(jobs.database)
+        async with jobs.limited_time():
+            async with jobs.transaction() as take:
+                await take(holding(held))
+                told = asyncio.ensure_future(writer.write(Finished(held.lease, succeeded(1))))
+                await asyncio.sleep(0)
+                await writer.write_once()
+                other = asyncio.ensure_future(writer.write(Finished(free.lease, succeeded(1))))
+                await asyncio.sleep(0)
+                await writer.write_once()
+                assert await other
+                assert not told.done()
+            await writer.write_once()
+            assert await told
+        assert await jobs.states(held, free) == [State.DONE, State.DONE]
+
+    async def test_says_that_somebody_is_to_be_told(self, jobs: Jobs) -> None:
+        first = await jobs.leased()
+        await jobs.do(enqueuing(spec(depends_on=[first.lease.job_id])))
+        writer = OutcomeWriter(jobs.database)
+        told = asyncio.ensure_future(writer.write(Finished(first.lease, succeeded(1))))
+        await asyncio.sleep(0)
+        await writer.write_once()
+        assert await told
+        assert writer.unsettled.is_set()
+        assert ids_of([first]) == [i for i in await jobs.unsettled() if i == first.lease.job_id]

@@ -1,0 +1,351 @@
+"""Small breakages of the library, each of which some test of the conformance suite must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+ALL: Final = ("sqlite", "postgresql", "mysql", "mariadb")
+SERVERS: Final = ("postgresql", "mysql", "mariadb")
+MYSQL: Final = ("mysql", "mariadb")
+NONE: Final = ("none",)
+"""For tests that need no database."""
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """One change of one file, the tests that have to fail for it, and where.
+
+    `unharmed` is a test that must still pass: the library is to be wrong, not broken to pieces.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    backends: tuple[str, ...] = ALL
+    unharmed: str = "test_schema.py::test_the_version_is_stored"
+
+
+_NOW: Final = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
+_IN: Final = '__import__("datetime").timedelta(seconds=ttl)'
+
+BREAKAGES: Final = (
+    # -- the fence ------------------------------------------------------------------------------
+    Breakage(
+        "finalize compares no token",
+        "finalize.py",
+        "if (row.lease_owner, row.lease_token) != (item.lease.owner, item.lease.token):",
+        "if row.lease_owner != item.lease.owner:",
+        (
+            "test_finalize.py::TestBatch::test_of_anybody_else_is_lost",
+            "test_reclaim.py::TestLateOwner::test_changes_nothing",
+        ),
+    ),
+    Breakage(
+        "finalize compares no owner",
+        "finalize.py",
+        "if (row.lease_owner, row.lease_token) != (item.lease.owner, item.lease.token):",
+        "if row.lease_token != item.lease.token:",
+        ("test_finalize.py::TestBatch::test_of_anybody_else_is_lost",),
+    ),
+    Breakage(
+        "a renewal compares no token",
+        "lease.py",
+        "owned = (row.lease_owner, row.lease_token) == (lease.owner, lease.token)",
+        "owned = row.lease_owner == lease.owner",
+        (
+            "test_lease.py::TestRenewal::test_by_anybody_else_is_lost",
+            "test_reclaim.py::TestLateOwner::test_changes_nothing",
+        ),
+    ),
+    Breakage(
+        "a renewal compares no owner",
+        "lease.py",
+        "owned = (row.lease_owner, row.lease_token) == (lease.owner, lease.token)",
+        "owned = row.lease_token == lease.token",
+        ("test_lease.py::TestRenewal::test_by_anybody_else_is_lost",),
+    ),
+    Breakage(
+        "the write itself carries no token",
+        "transition.py",
+        "jobs.c.lease_token == bindparam(",
+        "jobs.c.lease_token <= bindparam(",
+        ("test_reclaim.py::test_every_write_that_ends_a_lease_carries_its_fence",),
+    ),
+    Breakage(
+        "the token does not go up",
+        "lease.py",
+        '"lease_token": jobs.c.lease_token + 1,',
+        '"lease_token": jobs.c.lease_token + 0,',
+        (
+            "test_lease.py::TestClaim::test_the_token_goes_up_for_ever",
+            "test_reclaim.py::TestLateOwner::test_changes_nothing",
+        ),
+    ),
+    # -- locks ----------------------------------------------------------------------------------
+    Breakage(
+        "PostgreSQL waits for locked rows",
+        "backends/postgresql.py",
+        "key_share=True, skip_locked=True, of=self.tables.jobs",
+        "key_share=True, skip_locked=False, of=self.tables.jobs",
+        ("test_lease.py::TestRenewal::test_goes_round_what_somebody_holds",),
+        ("postgresql",),
+    ),
+    Breakage(
+        "PostgreSQL's claim waits for locked rows",
+        "backends/postgresql.py",
+        ".with_for_update(key_share=True, skip_locked=True, of=jobs)",
+        ".with_for_update(key_share=True, skip_locked=False, of=jobs)",
+        ("test_lease.py::TestClaimBesideOthers::test_goes_round_what_another_is_claiming",),
+        ("postgresql",),
+    ),
+    Breakage(
+        "PostgreSQL's claim minds a caller's foreign key",
+        "backends/postgresql.py",
+        ".with_for_update(key_share=True, skip_locked=True, of=jobs)",
+        ".with_for_update(key_share=False, skip_locked=True, of=jobs)",
+        ("test_lease.py::TestClaimBesideOthers::test_finds_jobs_to_which_a_caller_holds_an_edge",),
+        ("postgresql",),
+    ),
+    Breakage(
+        "MySQL waits for locked rows",
+        "backends/mysql.py",
+        "return by_key.with_for_update(skip_locked=True)",
+        "return by_key.with_for_update(skip_locked=False)",
+        (
+            "test_lease.py::TestRenewal::test_goes_round_what_somebody_holds",
+            "test_lease.py::TestClaimBesideOthers::test_goes_round_what_another_is_claiming",
+        ),
+        MYSQL,
+    ),
+    Breakage(
+        "a reclaim does not lock what it takes back",
+        "lease.py",
+        "rows = backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired)",
+        "rows = list(connection.execute(select(*columns).where(jobs.c.id.in_(ids))))",
+        ("test_reclaim.py::TestReclaim::test_with_a_renewal_at_any_moment",),
+        SERVERS,
+    ),
+    # -- the claim ------------------------------------------------------------------------------
+    Breakage(
+        "the claim takes jobs of any state",
+        "ready.py",
+        "        in_state(jobs, State.READY),\n        ~unsatisfied",
+        "        jobs.c.id > 0,\n        ~unsatisfied",
+        ("test_ready.py::TestFiveConditions::test_the_state",),
+    ),
+    Breakage(
+        "the claim takes jobs with unsatisfied edges",
+        "ready.py",
+        "        ~unsatisfied.correlate(jobs),\n",
+        "",
+        ("test_ready.py::TestFiveConditions::test_no_unsatisfied_edge",),
+    ),
+    Breakage(
+        "the claim takes containers",
+        "ready.py",
+        "        jobs.c.kind == Kind.JOB,\n",
+        "",
+        ("test_ready.py::TestFiveConditions::test_no_container",),
+    ),
+    Breakage(
+        "the claim takes jobs before their time",
+        "ready.py",
+        "        or_(jobs.c.run_after.is_(None), jobs.c.run_after <= now),\n",
+        "",
+        ("test_ready.py::TestFiveConditions::test_the_time_has_come",),
+    ),
+    Breakage(
+        "the claim takes leased jobs",
+        "ready.py",
+        "        or_(jobs.c.lease_expires.is_(None), jobs.c.lease_expires <= now),\n",
+        "",
+        ("test_ready.py::TestFiveConditions::test_no_live_lease",),
+    ),
+    Breakage(
+        "the scan of lanes begins again each time",
+        "ready.py",
+        "self._after[lane.queue, lane.type] = lane",
+        "self._after[lane.queue, lane.type] = page.lanes[0]",
+        ("test_ready.py::TestRotation::test_three_hundred_groups_are_seen_in_turn",),
+    ),
+    # -- clocks and deadlines -------------------------------------------------------------------
+    Breakage(
+        "leases expire by the worker's clock",
+        "lease.py",
+        '"lease_expires": backend.now(ttl),',
+        f'"lease_expires": {_NOW} + {_IN},',
+        ("test_lease.py::TestClaim::test_expires_by_the_clock_of_the_database",),
+    ),
+    Breakage(
+        "leases are taken back by the worker's clock",
+        "lease.py",
+        "expired = jobs.c.lease_expires < backend.now()",
+        f"expired = jobs.c.lease_expires < {_NOW}",
+        ("test_reclaim.py::TestReclaim::test_takes_back_what_ran_out_and_nothing_else",),
+    ),
+    Breakage(
+        "leases are renewed after the job's deadline",
+        "heartbeat.py",
+        "due = [beat for beat in due if not beat.run.overdue]",
+        "due = list(due)",
+        ("test_heartbeat.py::test_does_not_renew_after_the_deadline_of_the_job",),
+    ),
+    # -- the end of attempts --------------------------------------------------------------------
+    Breakage(
+        "the result is not written with the state",
+        "transition.py",
+        '"new_result": end.result,',
+        '"new_result": None,',
+        ("test_finalize.py::TestEnd::test_of_a_success",),
+    ),
+    Breakage(
+        "one refused outcome spoils its batch",
+        "writer.py",
+        "return await self._one_by_one(items)",
+        "raise",
+        ("test_writer.py::TestWriter::test_an_outcome_that_is_refused_spoils_no_other",),
+    ),
+    Breakage(
+        "an interrupted attempt is not given back",
+        "outcomes.py",
+        "return self.ending not in (Ending.SNOOZED, Ending.INTERRUPTED)",
+        "return self.ending not in (Ending.SNOOZED,)",
+        (
+            "test_finalize.py::TestReturn::test_that_costs_no_attempt",
+            "test_serve.py::TestStop::test_gives_back_what_does_not_end_in_time",
+        ),
+    ),
+    Breakage(
+        "a thread that goes on loses its lease at shutdown",
+        "run.py",
+        "if self.handler.is_async:  # a thread can only be asked",
+        "if True:",
+        ("test_serve.py::TestStop::test_leaves_its_lease_to_a_thread_that_goes_on",),
+    ),
+    Breakage(
+        "a handler's own SystemExit ends the worker",
+        "run.py",
+        "        except BaseException as error:\n            return None, error",
+        "        except Exception as error:\n            return None, error",
+        ("test_run.py::TestErrors::test_fail_the_attempt_and_nothing_else",),
+        NONE,
+        unharmed="test_run_values.py::TestSuccess::test_the_result_as_json",
+    ),
+    Breakage(
+        "jobs inherit the context of whoever started the worker",
+        "run.py",
+        "context=contextvars.Context(),",
+        "context=contextvars.copy_context(),",
+        ("test_run.py::test_no_job_sees_the_context_of_another_or_of_who_started_it",),
+        NONE,
+        unharmed="test_run_values.py::TestSuccess::test_the_result_as_json",
+    ),
+    # -- reclaiming -----------------------------------------------------------------------------
+    Breakage(
+        "nothing is reclaimed",
+        "tick.py",
+        "if chores.expired:",
+        "if chores.expired and not chores.expired:",
+        ("test_scheduler.py::TestDrain::test_takes_up_what_dead_workers_left",),
+    ),
+    Breakage(
+        "a job that kills its worker is reclaimed for ever",
+        "lease.py",
+        "if row.max_attempts is not None and row.attempt >= row.max_attempts:",
+        "if row.max_attempts is None:",
+        ("test_reclaim.py::TestReclaim::test_fails_a_job_whose_attempts_are_used_up",),
+    ),
+    # -- settling -------------------------------------------------------------------------------
+    Breakage(
+        "ends whose worker died are never settled",
+        "tick.py",
+        "if chores.unsettled:",
+        "if chores.unsettled and not chores.unsettled:",
+        ("test_scheduler.py::TestDrain::test_takes_up_what_dead_workers_left",),
+    ),
+    Breakage(
+        "an end does not leave its job unsettled",
+        "transition.py",
+        '"new_settled": end.row.id not in neighboured,',
+        '"new_settled": True,',
+        ("test_settle.py::TestRelease::test_after_the_only_upstream",),
+    ),
+    Breakage(
+        "settling does not lock the upstreams of new jobs",
+        "settle.py",
+        "locked = {row.id for row in backend.lock_rows(connection, sorted(wanted), [jobs.c.id])}",
+        "locked = wanted",
+        (
+            "test_settle_races.py::TestOverlappingTransactions"
+            "::test_an_edge_is_committed_while_its_upstream_is_being_finished",
+        ),
+        SERVERS,
+    ),
+    Breakage(
+        "settling does not lock dependants",
+        "settle.py",
+        "    locked = [row.id for row in rows]\n    cut",
+        "    locked = [*wanted, *rows][: len(wanted)]\n    cut",
+        (
+            "test_settle_races.py::TestOverlappingTransactions::test_two_last_upstreams_settle",
+            "test_settle_races.py::TestAtAnyMoment"
+            "::test_of_a_settling_the_other_upstream_ends_and_settles",
+        ),
+        SERVERS,
+    ),
+    Breakage(
+        "settling forgets the dependants beyond its bound",
+        "settle.py",
+        "and not (cut and job_id >= last)",
+        "",
+        ("test_settle.py::TestBeyondOneBatch::test_many_dependants_of_one",),
+    ),
+    Breakage(
+        "rows that cannot be settled now hide those behind them",
+        "settle.py",
+        "result.cut_at = candidates[-1] if len(candidates) == limit else None",
+        "result.cut_at = None",
+        (
+            "test_settle_races.py::TestOverlappingTransactions"
+            "::test_many_neighbours_of_a_held_row_hide_no_other",
+        ),
+        SERVERS,
+    ),
+    # -- callers and wakes ----------------------------------------------------------------------
+    Breakage(
+        "enqueue commits the caller's transaction",
+        "callers.py",
+        "    result = work(connection)\n",
+        "    result = work(connection)\n    caller.commit()\n",
+        ("test_callers.py::TestAsyncSession::test_rolled_back_was_never_enqueued",),
+    ),
+    Breakage(
+        "an AUTOCOMMIT connection is taken",
+        "enqueue.py",
+        "    _refuse_autocommit(connection)\n",
+        "",
+        ("test_callers_refused.py::TestRefused::test_a_connection_without_transactions",),
+    ),
+    Breakage(
+        "an enqueue notifies no other process",
+        "enqueue.py",
+        "    backend.notify(connection, TOPIC)\n",
+        "",
+        (
+            "test_wake.py::TestAnIdleScheduler"
+            "::test_starts_at_once_what_is_enqueued_by_another_process",
+        ),
+        ("postgresql",),
+    ),
+    Breakage(
+        "a retry is not waited for",
+        "slots.py",
+        "self.on_return(outcome.retry_after)",
+        "pass",
+        ("test_wake.py::TestAnIdleScheduler::test_wakes_a_job_that_snoozed",),
+        MYSQL,
+    ),
+)
