@@ -48,12 +48,20 @@ def revive_caused_by(
     connection: Connection, backend: Backend, rows: Sequence[Any], locked: set[int]
 ) -> int:
     """Revive the locked jobs that were cancelled because of these, which are open again."""
-    jobs = backend.tables.jobs
+    jobs, cause = backend.tables.jobs, backend.tables.jobs_as("cause")
     causes = _causes(rows)
     revived: list[int] = []
     for chunk in chunked(sorted(locked) if causes else [], 500):
-        query = select(jobs.c.id).where(
-            jobs.c.id.in_(chunk), jobs.c.cause.in_(causes), in_state(jobs, State.CANCELLED)
+        query = (
+            select(jobs.c.id)
+            .join(cause, cause.c.id == jobs.c.cause)
+            .where(
+                jobs.c.id.in_(chunk),
+                jobs.c.cause.in_(causes),
+                in_state(jobs, State.CANCELLED),
+                cause.c.state.not_in(sorted(TERMINAL)),  # still, after what was settled just now
+                ~cause.c.cancel_requested,
+            )
         )
         revived += connection.scalars(query)
     reopen(connection, backend, revived)
