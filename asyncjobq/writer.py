@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from asyncjobq.backends.base import Database
 from asyncjobq.finalize import Finished, Written, failed_instead, finalize_once
 from asyncjobq.states import State
-from asyncjobq.transactions import Fault
+from asyncjobq.transactions import Fault, reason_of
 
 logger = logging.getLogger("asyncjobq.writer")
 
@@ -96,9 +96,9 @@ class OutcomeWriter:
             except Exception as error:
                 if self._database.backend.fault_of(error) is not Fault.DATA:
                     raise
-                logger.warning("The outcome of job %s is refused: %s", item.lease.job_id, error)
-                reason = str(getattr(error, "orig", error))
-                one = await self._run([failed_instead(item, reason[:500])])
+                reason = reason_of(error)
+                logger.warning("The outcome of job %s is refused: %s", item.lease.job_id, reason)
+                one = await self._run([failed_instead(item, reason)])
             total.written += one.written
             total.lost += one.lost
             total.held += one.held

@@ -13,9 +13,14 @@ NAMES = [
     "ArgumentsError",
     "AsyncJobQError",
     "Cancel",
+    "Cancelled",
     "ConfigurationError",
+    "Container",
+    "CycleError",
     "DatabaseUnavailableError",
+    "Edge",
     "Fail",
+    "Graph",
     "Handler",
     "HandlerError",
     "Handlers",
@@ -31,6 +36,8 @@ NAMES = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "Node",
+    "ParentError",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -41,6 +48,9 @@ NAMES = [
     "State",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
+    "Upstream",
+    "Workflow",
+    "after",
     "constant",
     "enqueue",
     "exponential",
@@ -59,6 +69,7 @@ SCHEDULER = {
         "table_prefix: 'str' = '') -> 'None'"
     ),
     "aclose": "(self) -> 'None'",
+    "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
     "check_database": "(self) -> 'None'",
     "create_schema": "(self) -> 'None'",
     "drain": "(self, *, scheduled: 'bool' = False) -> 'dict[State, int]'",
@@ -77,15 +88,28 @@ SCHEDULER = {
     ),
     "find": "(self, *, session: 'AsyncCaller | None' = None, **filters: 'Any') -> 'list[Job[Any]]'",
     "get": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Job[Any]'",
+    "graph": (
+        "(self, job: 'JobRef', /, *, limit: 'int' = 10000, session: 'AsyncCaller | None' = None) "
+        "-> 'Graph'"
+    ),
+    "progress": (
+        "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'dict[State, int]'"
+    ),
+    "retry": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
     "run": "(self) -> 'None'",
     "serve": "(self) -> 'None'",
     "serve_until_signalled": "(self) -> 'None'",
     "serving": "(self) -> 'AsyncIterator[Self]'",
     "stop": "(self) -> 'None'",
     "wait": "(self, job: 'JobRef', /, *, timeout: 'Duration | None' = None) -> 'Any'",
+    "workflow": (
+        "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None, "
+        "fail_fast: 'bool' = False, **options: 'Unpack[JobOptionArgs]') "
+        "-> 'AsyncIterator[Workflow]'"
+    ),
 }
 
-CONTEXT = {"await_", "enqueue", "session", "upstreams"}
+CONTEXT = {"add_child", "await_", "enqueue", "session", "upstreams"}
 CONTEXT_VALUES = {
     "args",
     "attempt",
@@ -95,7 +119,7 @@ CONTEXT_VALUES = {
     "max_attempts",
     "type",
 }
-OPTIONS = "queue name group_key weight priority run_after timeout max_attempts depends_on cost meta"
+OPTIONS = "queue name group_key weight priority run_after timeout max_attempts parent depends_on cost meta"
 
 
 def signatures_of(kind: type) -> dict[str, str]:

@@ -158,7 +158,7 @@ class TestFailure:
 class TestBeyondOneBatch:
     @pytest.fixture(autouse=True)
     def small_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(settle, "DEPENDANTS", 40)
+        monkeypatch.setattr(settle, "FOLLOWERS", 40)
 
     async def test_many_dependants_of_one(self, jobs: Jobs) -> None:
         for end, state in ((None, State.READY), (failed(), State.CANCELLED)):

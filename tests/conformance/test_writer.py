@@ -65,7 +65,7 @@ class TestWriter:
         kept = await jobs.claim_one()
         other = await jobs.leased()
         items = [Finished(job.lease, succeeded(1)) for job in (lost, other, kept)]
-        assert await written_together(jobs, *items) == [False, True, True]
+        assert await written_together(jobs, *items) == [None, "done", "done"]
 
     async def test_an_outcome_that_is_refused_spoils_no_other(self, jobs: Jobs) -> None:
         await jobs.enqueue_many(5)
@@ -73,7 +73,8 @@ class TestWriter:
         ends = [succeeded(1), succeeded(2), failed("refuse me"), failed("fine"), succeeded(5)]
         async with refusing(jobs, "refuse me"):
             items = [Finished(job.lease, end) for job, end in zip(claimed, ends, strict=True)]
-            assert await written_together(jobs, *items) == [True] * 5
+            states = ["done", "done", "failed", "failed", "done"]
+            assert await written_together(jobs, *items) == states
         stored = [await jobs.scheduler.get(job.lease.job_id) for job in claimed]
         assert [job.state for job in stored] == ["done", "done", "failed", "failed", "done"]
         assert [job.result for job in stored] == [1, 2, None, None, 5]
@@ -114,7 +115,7 @@ class TestWriter:
             go_on.set()
             await first
             await writer.write_once()
-            assert await asyncio.gather(*told) == [True] * 10
+            assert await asyncio.gather(*told) == ["done"] * 10
         assert batches == [1, 9]
 
     async def test_in_bounded_batches(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +156,7 @@ class TestWriter:
                 await writer.write_once()
         assert not any(one.done() for one in told)
         await writer.write_once()
-        assert await asyncio.gather(*told) == [True, True]
+        assert await asyncio.gather(*told) == ["done", "done"]
 
     @pytest.mark.requires("row_locks")
     async def test_comes_back_to_what_somebody_holds_and_stalls_nobody(self, jobs: Jobs) -> None:
