@@ -274,4 +274,4 @@ class Case:
         """End the workers that are left, and show what they logged if the test failed."""
         for worker in self.workers:
             worker.kill()
-            print(f"--- worker {worker.id}, process {worker.pid}:\n{worker.output()}")  # noqa: T201
+            print(f"--- worker {worker.id}, process {worker.pid}:\n{worker.output()}")

@@ -36,7 +36,8 @@ def run_of(
         lease, "default", "work", args, "", 1.0, attempt, max_attempts, timeout, now, now
     )
     services: Any = SimpleNamespace()
-    context = JobContext(1, "work", attempt, max_attempts, None, args, services)
+    lease = LeaseRef(1, "worker", 1)
+    context = JobContext(1, "work", attempt, max_attempts, None, args, lease, services)
     return JobRun(claimed, handler, context, CapacityLimiter(4), GRACE, **how)
 
 

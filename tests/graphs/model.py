@@ -6,7 +6,7 @@ lease, what has ended. There is no `blocked`, `ready` or `scheduled` in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -66,9 +66,7 @@ workflows = st.builds(
 limits = st.sampled_from([1, 2, 200])
 followers = st.sampled_from([1, 2, 2000])
 claims = st.builds(Claim, count=st.integers(1, 3), short=sometimes)
-finishes = st.builds(
-    Finish, which=numbers, how=st.sampled_from(["done", "failed", *OUTCOMES])
-)
+finishes = st.builds(Finish, which=numbers, how=st.sampled_from(["done", "failed", *OUTCOMES]))
 settlings = st.builds(
     SettleOnce,
     limit=limits,

@@ -26,6 +26,7 @@ ROOT: Final = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
 
 from breakages import ALL, BREAKAGES, NONE, Breakage  # noqa: E402
+
 from servers import Servers, url_variable  # noqa: E402
 from throwaway import MissingServerError  # noqa: E402
 
@@ -166,7 +167,9 @@ def run(copy: Copy, chosen: Sequence[Breakage], backends: Sequence[str]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Break the library and demand that tests notice.")
     parser.add_argument("words", nargs="*", help="only breakages with these words in their name")
-    parser.add_argument("--backend", action="append", choices=ALL, help="only this; may be repeated")
+    parser.add_argument(
+        "--backend", action="append", choices=ALL, help="only this; may be repeated"
+    )
     given = parser.parse_args()
     chosen = [b for b in BREAKAGES if all(word in b.name for word in given.words)]
     servers = Servers(os.environ)
