@@ -11,6 +11,7 @@ from typing import Any
 from anyio import CapacityLimiter
 
 from asyncjobq import Handlers, JobContext, constant
+from asyncjobq.context import LeaseRef
 from asyncjobq.lease import Claimed, Lease
 from asyncjobq.outcomes import Outcome
 from asyncjobq.run import JobRun

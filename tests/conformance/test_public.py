@@ -119,7 +119,10 @@ CONTEXT_VALUES = {
     "max_attempts",
     "type",
 }
-OPTIONS = "queue name group_key weight priority run_after timeout max_attempts parent depends_on cost meta"
+OPTIONS = (
+    "queue name group_key weight priority run_after timeout max_attempts "
+    "parent depends_on cost meta"
+)
 
 
 def signatures_of(kind: type) -> dict[str, str]:

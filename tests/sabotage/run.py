@@ -167,9 +167,7 @@ def run(copy: Copy, chosen: Sequence[Breakage], backends: Sequence[str]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Break the library and demand that tests notice.")
     parser.add_argument("words", nargs="*", help="only breakages with these words in their name")
-    parser.add_argument(
-        "--backend", action="append", choices=ALL, help="only this; may be repeated"
-    )
+    parser.add_argument("--backend", action="append", choices=ALL, help="only this; repeatable")
     given = parser.parse_args()
     chosen = [b for b in BREAKAGES if all(word in b.name for word in given.words)]
     servers = Servers(os.environ)
