@@ -121,8 +121,10 @@ def _waits(
         )
         found += [((up, True), (down, True)) for up, down in connection.execute(children)]
     for chunk in chunked(beginnings, 500):
-        upstreams = select(deps.c.job_id, deps.c.depends_on_id).where(
-            deps.c.job_id.in_(chunk), ~deps.c.satisfied
+        upstreams = (
+            select(deps.c.job_id, deps.c.depends_on_id)
+            .join(jobs, jobs.c.id == deps.c.job_id)
+            .where(deps.c.job_id.in_(chunk), ~deps.c.satisfied, in_state(jobs, State.BLOCKED))
         )
         found += [((down, False), (up, True)) for down, up in connection.execute(upstreams)]
         parents = select(jobs.c.id, jobs.c.parent_id).where(

@@ -51,6 +51,8 @@ Edges = tuple[tuple[int, str], ...]
 
 DELAY: Final = 5000.0
 SHORT, LONG = 1000.0, 10.0**8
+CIRCLE: Final = 30
+"""The number of an upstream that makes a circle, with the container that a new job is in."""
 OUTCOMES: Final = {
     "done": succeeded(1),
     "failed": failed(),
@@ -100,7 +102,8 @@ class WriteWorkflow(Short):
         containers = [workflow]
         for plan in others:
             above: Any = _picked(plan.inside, containers)
-            upstreams = _upstreams(plan.edges, [*nodes, *known])
+            pool = [node for node in nodes if node is not above and node is not workflow]
+            upstreams = _upstreams(plan.edges, pool + known, above)
             wishes.append((plan, above, _edges(upstreams)))
             nodes.append(_add(above, plan, upstreams))
             if plan.container:
@@ -210,6 +213,18 @@ class Finish(Short):
 
 
 @dataclass(frozen=True, repr=False)
+class Run(Short):
+    """Lease what may run, and end it at once, one way or another."""
+
+    count: int = 1
+    how: str = "done"
+
+    def take(self, world: World) -> None:
+        for number in world.claim(self.count, LONG):
+            world.finish(world.model.items[number], OUTCOMES[self.how])
+
+
+@dataclass(frozen=True, repr=False)
 class Cancel(Short):
     """Cancel anything."""
 
@@ -306,8 +321,15 @@ def _container(world: World, number: int | None) -> int | None:
     return _picked(number, containers) if number is not None and containers else None
 
 
-def _upstreams(edges: Edges, pool: Sequence[Any]) -> list[Any]:
-    return [after(_picked(number, pool), on_failure=rule) for number, rule in edges if pool]
+def _upstreams(edges: Edges, pool: Sequence[Any], above: Any = None) -> list[Any]:
+    """Choose upstreams; seldom that which the new one is to be in, which makes a circle."""
+    found = []
+    for number, rule in edges:
+        if above is not None and number == CIRCLE:
+            found.append(after(above, on_failure=rule))
+        elif pool:
+            found.append(after(_picked(number, pool), on_failure=rule))
+    return found
 
 
 def _edges(upstreams: Sequence[Any]) -> list[tuple[Any, str]]:
@@ -385,6 +407,7 @@ Operation = (
     | Claim
     | Renew
     | Finish
+    | Run
     | Cancel
     | Retry
     | RetryWhatIsNotOver

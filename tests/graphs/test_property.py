@@ -33,6 +33,7 @@ from graphs.operations import (
     PassTime,
     Plan,
     Renew,
+    Run,
     Retry,
     RetryWhatIsNotOver,
     SettleAll,
@@ -66,7 +67,8 @@ workflows = st.builds(
 limits = st.sampled_from([1, 2, 200])
 followers = st.sampled_from([1, 2, 2000])
 claims = st.builds(Claim, count=st.integers(1, 3), short=sometimes)
-finishes = st.builds(Finish, which=numbers, how=st.sampled_from(["done", "failed", *OUTCOMES]))
+hows = st.sampled_from(["done", "done", "failed", *OUTCOMES])
+finishes = st.builds(Finish, which=numbers, how=hows)
 settlings = st.builds(
     SettleOnce,
     limit=limits,
@@ -82,7 +84,8 @@ operations: st.SearchStrategy[Operation] = st.one_of(
     claims,
     finishes,
     finishes,
-    finishes,
+    st.builds(Run, count=st.integers(1, 5), how=hows),
+    st.builds(Run, count=st.integers(1, 5), how=hows),
     st.builds(Cancel, which=numbers),
     st.builds(Retry, which=numbers),
     st.builds(Retry, which=numbers),
