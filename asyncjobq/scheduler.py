@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from asyncjobq import inspection
@@ -29,6 +30,7 @@ from asyncjobq.errors import (
     DatabaseUnavailableError,
     InvalidJobError,
     SchedulerStateError,
+    SchemaError,
 )
 from asyncjobq.graph import Graph, count_below, graph_of
 from asyncjobq.handlers import Handlers
@@ -228,9 +230,22 @@ class Scheduler:
         if session is not None:
             return await in_transaction_of(session, self._in_callers_terms(work))
         backend = self._database.backend
-        result = await self._database.run(lambda c: work(c, backend), repeatable=False)
+        async with self._schema_blamed():
+            result = await self._database.run(lambda c: work(c, backend), repeatable=False)
         ring_all()
         return result
+
+    @asynccontextmanager
+    async def _schema_blamed(self) -> AsyncIterator[None]:
+        """Raise SchemaError for an error of the database if the tables are missing."""
+        try:
+            yield
+        except DBAPIError as error:
+            try:
+                await self.check_database()
+            except SchemaError as missing:
+                raise missing from error
+            raise
 
     def _in_callers_terms(
         self, work: Callable[[Connection, Backend], T]
@@ -419,4 +434,5 @@ class Scheduler:
     ) -> T:
         if session is not None:
             return await in_transaction_of(session, self._in_callers_terms(work))
-        return await self._database.read(lambda c: work(c, self._database.backend))
+        async with self._schema_blamed():
+            return await self._database.read(lambda c: work(c, self._database.backend))

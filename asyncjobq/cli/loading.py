@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from asyncjobq.cli.errors import UsageError
+from asyncjobq.handlers import Handler
 from asyncjobq.scheduler import Scheduler
 
 
@@ -26,7 +27,7 @@ def load_scheduler(target: str, folder: Path) -> Scheduler:
             "in it, e.g. myapp.jobs:scheduler"
         )
     found = _attribute(import_module(module_name, folder), path, target)
-    made = found() if callable(found) else found
+    made = found() if callable(found) and not isinstance(found, Handler) else found
     if not isinstance(made, Scheduler):
         raise UsageError(_not_a_scheduler(target, found, made))
     return made
@@ -70,5 +71,5 @@ def _not_a_scheduler(target: str, found: Any, made: Any) -> str:
     if inspect.iscoroutine(made):
         made.close()
         return f"{target!r} is an async def; make it a def that returns a Scheduler"
-    what = "returns" if callable(found) else "is"
+    what = "is" if made is found else "returns"
     return f"{target!r} {what} {made!r}, which is not a Scheduler"

@@ -23,6 +23,7 @@ from asyncjobq import (
     JobFailed,
     JobNotFoundError,
     Scheduler,
+    SchemaError,
     UnsupportedDatabaseError,
 )
 from asyncjobq.backends import mysql, postgresql, sqlite
@@ -308,3 +309,12 @@ class TestJobs:
                 await jobs.scheduler.wait(bad)
             assert await jobs.scheduler.wait(good) == 1
         assert (await jobs.row(bad)).attempt == 1
+
+
+async def test_tables_that_were_forgotten_are_named_wherever_they_are_missed(
+    database_url: str,
+) -> None:
+    async with Scheduler(database_url) as scheduler:
+        for call in (scheduler.enqueue("work"), scheduler.get(1), scheduler.find()):
+            with pytest.raises(SchemaError, match="create_schema"):
+                await call
