@@ -10,7 +10,7 @@ from asyncjobq.backends.base import Backend
 from asyncjobq.drafts import Draft
 from asyncjobq.enqueue import insert_drafts
 from asyncjobq.errors import ParentError
-from asyncjobq.job import COLUMNS, Job, JobSpec
+from asyncjobq.job import COLUMNS, Job, JobSpec, check_text
 from asyncjobq.lease import Lease, still_ours
 from asyncjobq.workflow import below
 
@@ -22,6 +22,7 @@ def add_child(
 
     Raises ParentError if the lease is lost.
     """
+    check_text("key", key, 255, optional=True)
     if lease not in still_ours(connection, backend, [lease]):
         raise ParentError(
             f"Job {lease.job_id} is no longer this worker's: its lease was lost, and another "

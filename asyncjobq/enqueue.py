@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 
 from asyncjobq import codec, cycles
 from asyncjobq.backends import backend_for
-from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.backends.base import OWN, Backend, chunked
 from asyncjobq.callers import AsyncCaller, in_transaction_of
 from asyncjobq.drafts import Batch, Draft
 from asyncjobq.errors import (
@@ -121,6 +121,8 @@ def _check(
 
 
 def _refuse_autocommit(connection: Connection) -> None:
+    if OWN in connection.get_execution_options():
+        return
     of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
     if connection.get_execution_options().get("isolation_level", of_engine) == "AUTOCOMMIT":
         raise ConfigurationError(

@@ -26,6 +26,12 @@ class Filter:
     after: int = 0
     """Ids up to this one are left out: the last id of the page before."""
 
+    def __post_init__(self) -> None:
+        for name in ("limit", "after"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigurationError(f"{name} must be an int of at least 0, not {value!r}.")
+
     @property
     def states(self) -> list[State] | None:
         """The states asked for; raises ConfigurationError naming the states there are."""

@@ -18,6 +18,9 @@ from asyncjobq.states import TERMINAL, Kind, State
 
 R = TypeVar("R", covariant=True)
 
+LONGEST: Final = 100 * 365 * 86_400.0
+"""Seconds that a job may be told to run or to wait; more might end beyond the calendar."""
+
 NO_TIMEOUT: Final = 0.0
 """How `timeout=None` is stored; NULL stands for the handler's timeout."""
 
@@ -168,10 +171,11 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         for option, longest in (("queue", 64), ("group_key", 255), ("name", 255)):
-            _check_text(option, getattr(self, option), longest, optional=option != "group_key")
+            check_text(option, getattr(self, option), longest, optional=option != "group_key")
         if self.queue == "":
             raise InvalidJobError("queue must not be empty.")
-        _check_number("weight", self.weight, low=0, exclusive=True)
+        # Shares that differ by more would be lost in the rounding of virtual times.
+        _check_number("weight", self.weight, low=1e-3, high=1e6)
         _check_number("cost", self.cost, low=0)
         _check_integer("priority", self.priority, low=-(2**31))
         if self.max_attempts is not None:
@@ -213,7 +217,7 @@ class JobSpec(Generic[R]):
     default_queue: str | None = None
 
     def __post_init__(self) -> None:
-        _check_text("type", self.type, 128)
+        check_text("type", self.type, 128)
         if not self.type:
             raise InvalidJobError("A job's type must not be empty.")
         if not isinstance(self.args, dict) or not all(isinstance(key, str) for key in self.args):
@@ -242,9 +246,10 @@ def stored_timeout(value: Any) -> Any:
         number = seconds(value, "timeout")
     except ConfigurationError as error:
         raise InvalidJobError(str(error)) from error
-    if number <= 0:
+    if not 0 < number <= LONGEST:
         raise InvalidJobError(
-            f"timeout must be greater than 0 seconds, not {value!r}; None means no deadline."
+            f"timeout must be greater than 0 seconds and at most a century, not {value!r}; None "
+            "means no deadline."
         )
     return number
 
@@ -280,13 +285,14 @@ def _checked_meta(meta: Any) -> dict[str, Any]:
     if not isinstance(meta, Mapping):
         raise InvalidJobError(f"meta takes a dict, not {meta!r}.")
     try:
-        codec.encode(dict(meta))
+        codec.check_size(codec.encode(dict(meta)), codec.MAX_BYTES)
     except ValueError as error:
         raise InvalidJobError(f"meta cannot be stored: {error}.") from error
     return dict(meta)
 
 
-def _check_text(option: str, value: Any, longest: int, *, optional: bool = False) -> None:
+def check_text(option: str, value: Any, longest: int, *, optional: bool = False) -> None:
+    """Raise InvalidJobError unless every database stores this text, up to `longest` characters."""
     if value is None and optional:
         return
     if not isinstance(value, str):
@@ -297,10 +303,10 @@ def _check_text(option: str, value: Any, longest: int, *, optional: bool = False
         raise InvalidJobError(f"{option}={value!r} has characters that databases do not store.")
 
 
-def _check_number(option: str, value: Any, *, low: float, exclusive: bool = False) -> None:
+def _check_number(option: str, value: Any, *, low: float, high: float = float("inf")) -> None:
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not low <= value < float("inf") or (exclusive and value == low):
-        bound = f"greater than {low}" if exclusive else f"at least {low}"
+    if not good or not low <= value <= high or value == float("inf"):
+        bound = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
         raise InvalidJobError(f"{option} must be a finite number {bound}, not {value!r}.")
 
 

@@ -29,6 +29,8 @@ class Outcome:
     result: Encoded | None = None
     error: str | None = None
     retry_after: float | None = None
+    summary: str | None = None
+    """The error in one line, for logs."""
 
     @property
     def state(self) -> State:

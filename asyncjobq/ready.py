@@ -37,28 +37,33 @@ class LaneCursor:
         self.queues = queues
         self.types = types
         self.bound = bound
+        self._open = queues
         self._after: dict[tuple[str, str], Lane] = {}
 
     @property
     def cut(self) -> bool:
         """Whether the last scan ended at its bound, so that other lanes wait for the next."""
-        return bool(self._after)
+        return any(queue in self._open for queue, _ in self._after)
 
-    def scan_once(self, connection: Connection, backend: Backend) -> list[Lane]:
-        """Return the next lanes; none at the end of a round, after which it begins again."""
-        if not self.queues or not self.types:
+    def scan_once(
+        self, connection: Connection, backend: Backend, queues: tuple[str, ...] | None = None
+    ) -> list[Lane]:
+        """Return the next lanes of all queues or of these; none at the end of a round.
+
+        After that it begins again.
+        """
+        self._open = self.queues if queues is None else queues
+        if not self._open or not self.types:
             return []
-        page = self._page(connection, backend)
+        after = tuple(lane for (queue, _), lane in self._after.items() if queue in self._open)
+        page = backend.lanes(connection, LaneScan(self._open, self.types, self.bound, after))
         self._move_on(page)
         return page.lanes
 
-    def _page(self, connection: Connection, backend: Backend) -> LanePage:
-        after = tuple(self._after.values())
-        return backend.lanes(connection, LaneScan(self.queues, self.types, self.bound, after))
-
     def _move_on(self, page: LanePage) -> None:
         if not page.cut or not page.lanes:
-            self._after.clear()
+            kept = {key: lane for key, lane in self._after.items() if key[0] not in self._open}
+            self._after = kept
             return
         for lane in sorted(page.lanes, key=lambda lane: lane.place):
             self._after[lane.queue, lane.type] = lane

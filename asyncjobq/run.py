@@ -12,7 +12,7 @@ import logging
 import traceback
 from enum import Enum
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 import anyio.to_thread
 from anyio import CapacityLimiter
@@ -22,13 +22,11 @@ from asyncjobq.clock import monotonic, seconds
 from asyncjobq.context import JobContext
 from asyncjobq.errors import ArgumentsError, Cancel, Fail, ResultError, Retry, Snooze
 from asyncjobq.handlers import AnyHandler
+from asyncjobq.job import LONGEST
 from asyncjobq.lease import Claimed
 from asyncjobq.outcomes import Ending, Outcome
 
 logger = logging.getLogger("asyncjobq.run")
-
-LONGEST_DELAY: Final = 100 * 365 * 86_400.0
-"""Seconds until a retry; a longer delay might end beyond the calendar."""
 
 
 class Stop(Enum):
@@ -182,9 +180,9 @@ class JobRun:
             case Snooze():
                 return Outcome(Ending.SNOOZED, retry_after=_bounded(error.after))
             case Cancel():
-                return Outcome(Ending.CANCELLED, error=_described(error))
+                return Outcome(Ending.CANCELLED, error=_described(error), summary=_summary(error))
             case Fail():
-                return Outcome(Ending.FAILED, error=_described(error))
+                return Outcome(Ending.FAILED, error=_described(error), summary=_summary(error))
             case Retry():
                 return self._retried(Ending.FAILED, error, _described(error), error.after)
             case _:
@@ -195,18 +193,18 @@ class JobRun:
     ) -> Outcome:
         attempt = self.claimed.attempt
         if attempt >= self.claimed.max_attempts:
-            return Outcome(ending, error=text)
+            return Outcome(ending, error=text, summary=_summary(error))
         try:
             delay = self.handler.options.retry(attempt, error) if after is None else after
             bounded = None if delay is None else _bounded(seconds(delay, "Its answer"))
         except Exception as broken:
             reason = f"{text}\n\nThe retry policy failed in its turn:\n{_described(broken)}"
             return Outcome(ending, error=reason)
-        return Outcome(ending, error=text, retry_after=bounded)
+        return Outcome(ending, error=text, retry_after=bounded, summary=_summary(error))
 
 
 def _bounded(delay: float) -> float:
-    return min(max(0.0, delay), LONGEST_DELAY)
+    return min(max(0.0, delay), LONGEST)
 
 
 def _described(error: BaseException) -> str:
@@ -224,3 +222,11 @@ def _described(error: BaseException) -> str:
 def _leads_to_handler(frame: FrameType) -> bool:
     module = str(frame.f_globals.get("__name__"))
     return module == __name__ or module.startswith("anyio.")
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        lines = codec.printable(str(error).strip(), 200).splitlines()
+    except Exception:  # an error whose own text raises
+        lines = []
+    return ": ".join([type(error).__name__, *lines[:1]])

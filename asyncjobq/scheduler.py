@@ -305,6 +305,7 @@ class Scheduler:
         with suppress(DatabaseUnavailableError):
             await self.check_database()
         task = asyncio.create_task(self._supervise(self._new_worker()), name="asyncjobq serve")
+        task.add_done_callback(_log_failure)
         try:
             yield self
         finally:
@@ -436,3 +437,9 @@ class Scheduler:
             return await in_transaction_of(session, self._in_callers_terms(work))
         async with self._schema_blamed():
             return await self._database.read(lambda c: work(c, self._database.backend))
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Say at once what ended a worker in the background; its block may go on for long."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("The worker has ended: %s", error, exc_info=error)

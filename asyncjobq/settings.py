@@ -10,8 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 from asyncjobq.clock import seconds
+from asyncjobq.codec import MAX_BYTES
 from asyncjobq.errors import ConfigurationError
-from asyncjobq.job import NO_TIMEOUT
+from asyncjobq.job import LONGEST, NO_TIMEOUT
 
 Duration = float | timedelta
 
@@ -67,9 +68,9 @@ def checked_settings(
         default_timeout=(
             NO_TIMEOUT
             if default_timeout is None
-            else _at_least("default_timeout", default_timeout, 0.001)
+            else min(LONGEST, _at_least("default_timeout", default_timeout, 0.001))
         ),
-        max_result_bytes=_whole("max_result_bytes", max_result_bytes),
+        max_result_bytes=_result_bytes(max_result_bytes),
     )
 
 
@@ -84,6 +85,15 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{name} must be an int of at least 1, not {value!r}.")
     return value
+
+
+def _result_bytes(value: Any) -> int:
+    if _whole("max_result_bytes", value) > MAX_BYTES:
+        raise ConfigurationError(
+            f"max_result_bytes may be {MAX_BYTES:,} at most: servers refuse longer statements. Put "
+            "larger results elsewhere, and their address into the job."
+        )
+    return int(value)
 
 
 def _queues(queues: Any, concurrency: int) -> dict[str, int]:

@@ -135,7 +135,7 @@ class Slots:
             return
         if outcome.error:
             ending = outcome.ending.replace("_", " ")
-            reason = outcome.error.splitlines()[-1]
+            reason = outcome.summary or outcome.error.splitlines()[0]
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
         if state in TERMINAL:
             self.on_end(job.lease.job_id, state)

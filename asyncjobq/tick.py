@@ -6,6 +6,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from typing import Final
+
+from sqlalchemy import Connection
 
 from asyncjobq.backends.base import Database, Lane, Take
 from asyncjobq.clock import monotonic
@@ -19,6 +22,8 @@ from asyncjobq.settle import Sweep, settle_once
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.transition import End
+
+SETTLE_CALLS: Final = 5
 
 logger = logging.getLogger("asyncjobq.worker")
 
@@ -38,6 +43,7 @@ class Tick:
         self.chores_at = 0.0
         """When the chores are due next, by the monotonic clock."""
         self._expected = inf
+        self._sweep = Sweep()
         self._database = database
         self._handlers = handlers
         self._settings = settings
@@ -53,9 +59,7 @@ class Tick:
         started = 0
         in_the_middle = self._lanes.cut  # of a round that an earlier call began
         while self._slots.free > 0:
-            lanes = await self._database.read(
-                lambda c: self._lanes.scan_once(c, self._database.backend)
-            )
+            lanes = await self._database.read(self._scan)
             claimed = await self._claim_from(lanes)
             started += claimed
             if claimed or self._lanes.cut:
@@ -64,6 +68,11 @@ class Tick:
                 break
             in_the_middle = False
         return started
+
+    def _scan(self, connection: Connection) -> list[Lane]:
+        free = self._slots.free_by_queue
+        queues = tuple(queue for queue, slots in free.items() if slots > 0)
+        return self._lanes.scan_once(connection, self._database.backend, queues)
 
     async def _claim_from(self, lanes: list[Lane]) -> int:
         """Claim from these lanes until they are empty or the slots are full."""
@@ -105,7 +114,9 @@ class Tick:
         if chores.expired:
             moved |= await self.reclaim_once()
         if chores.unsettled:
-            moved |= await self.settle()
+            moved |= await self.settle(self._sweep)
+            moved |= not self._sweep.over
+            self._sweep = Sweep() if self._sweep.over else self._sweep
         pause = self._settings.poll_interval
         if chores.overdue:
             moved |= await self._database.run(lambda c: promote_once(c, backend)) > 0
@@ -125,14 +136,19 @@ class Tick:
         self._note_ends([item for item in taken if isinstance(item, End)])
         return bool(taken)
 
-    async def settle(self) -> bool:
-        """Settle until nothing moves any more; tell whether jobs became ready."""
-        backend, promoted, sweep = self._database.backend, False, Sweep()
-        while not sweep.over:
+    async def settle(self, sweep: Sweep) -> bool:
+        """Settle some rows, and say in `sweep` where to go on; tell whether jobs became ready.
+
+        Bounded, so that a flood of unsettled rows does not keep the worker from claiming.
+        """
+        backend, promoted = self._database.backend, False
+        for _ in range(SETTLE_CALLS):
             settled = await self._database.run(lambda c: settle_once(c, backend, sweep.after))
             self._note_ends(settled.ended)
             promoted |= settled.promoted > 0
             sweep.note(settled)
+            if sweep.over:
+                break
         return promoted
 
     def _note_ends(self, ends: Sequence[End]) -> None:

@@ -17,6 +17,7 @@ from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import Handlers
 from asyncjobq.heartbeat import Heartbeat
 from asyncjobq.settings import Settings
+from asyncjobq.settle import Sweep
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.tick import Tick
@@ -153,9 +154,11 @@ class Worker:
         """Tell the neighbours of jobs that ended here, without waiting for the next chores."""
         await self._writer.unsettled.wait()
         self._writer.unsettled.clear()
-        if await self._tick.settle():
-            self._tick.expect_due(0.0)
-            self._wake.ring_here()
+        sweep = Sweep()
+        while not sweep.over:
+            if await self._tick.settle(sweep):
+                self._tick.expect_due(0.0)
+                self._wake.ring_here()
 
     def _note_end(self, job_id: int, state: State) -> None:
         self.ended[state] += 1

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from asyncjobq.backends.base import Database
 from asyncjobq.finalize import Finished, Written, failed_instead, finalize_once
@@ -17,6 +18,8 @@ logger = logging.getLogger("asyncjobq.writer")
 BATCH_ROWS = 500
 BATCH_BYTES = 4_000_000
 HELD_PAUSE = 0.05
+PASSING: Final = {Fault.CONFLICT, Fault.UNAVAILABLE}
+"""Faults that are not the outcome's: writing it again may succeed."""
 
 
 class OutcomeWriter:
@@ -83,7 +86,7 @@ class OutcomeWriter:
         try:
             return await self._run(items)
         except Exception as error:
-            if self._database.backend.fault_of(error) is not Fault.DATA:
+            if self._database.backend.fault_of(error) in PASSING:
                 raise
             return await self._one_by_one(items)
 
@@ -94,7 +97,7 @@ class OutcomeWriter:
             try:
                 one = await self._run([item])
             except Exception as error:
-                if self._database.backend.fault_of(error) is not Fault.DATA:
+                if self._database.backend.fault_of(error) in PASSING:
                     raise
                 reason = reason_of(error)
                 logger.warning("The outcome of job %s is refused: %s", item.lease.job_id, reason)

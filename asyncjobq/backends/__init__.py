@@ -84,10 +84,10 @@ def open_database(
 def _make_engine(source: str | URL) -> AsyncEngine:
     try:
         url = make_url(source)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError):  # not shown: it may hold a password
         raise ConfigurationError(
-            f"{source!r} is not a database URL. Examples: {EXAMPLES}."
-        ) from error
+            f"What was given is not a database URL. Examples: {EXAMPLES}."
+        ) from None
     name = _supported(url.get_backend_name())
     _require_async_driver(url, name)
     try:

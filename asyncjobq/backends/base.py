@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -36,6 +36,9 @@ from asyncjobq.transactions import Fault
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
+
+OWN: Final = "asyncjobq_own"
+"""The execution option that tells the library's own connections from the callers'."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,14 +110,15 @@ def _head(
 def batches(
     rows: Sequence[Mapping[str, Any]], most: int = BATCH_ROWS, most_bytes: int = BATCH_BYTES
 ) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield rows in lists that one statement carries, bounded in number and in bytes of `args`."""
+    """Yield rows in lists that one statement carries, bounded in number and in bytes of JSON."""
     batch: list[Mapping[str, Any]] = []
     size = 0
     for row in rows:
-        if batch and (len(batch) >= most or size + len(row["args"]) > most_bytes):
+        bytes_of_row = len(row["args"].encode()) + len((row["meta"] or "").encode())
+        if batch and (len(batch) >= most or size + bytes_of_row > most_bytes):
             yield batch
             batch, size = [], 0
         batch.append(row)
-        size += len(row["args"])
+        size += bytes_of_row
     if batch:
         yield batch

@@ -39,8 +39,8 @@ OLDEST_MYSQL: Final = (8, 0, 14)
 OLDEST_MARIADB: Final = (10, 6)
 SCHEMA_LOCK_TIMEOUT: Final = 60
 # Half of what the drivers put into one statement at most, since escaping can double the text.
-BATCH_ROWS: Final = 500
-BATCH_BYTES: Final = 400_000
+BATCH_ROWS: Final = 250
+BATCH_BYTES: Final = 350_000
 
 _READY: Final = "{}_ready"
 

@@ -37,6 +37,7 @@ from asyncjobq.backends import lanes
 from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take
 from asyncjobq.backends.servers import ServerDatabase
 from asyncjobq.backoff import outage_delays
+from asyncjobq.clock import monotonic
 from asyncjobq.column_types import JsonText
 from asyncjobq.errors import UnsupportedDatabaseError
 from asyncjobq.models import LANE, Tables, in_state
@@ -234,10 +235,12 @@ async def listen(database: ServerDatabase, wake: Callable[[], None], poll_interv
     """LISTEN on a connection of its own, for ever: reconnect, probe, and wake after each gap."""
     delays = outage_delays()
     while True:
+        begun = monotonic()
         try:
             await _listen_once(database, wake)
-            delays = outage_delays()
         except Exception as error:
+            if monotonic() - begun > PROBE_INTERVAL:  # it worked for a while
+                delays = outage_delays()
             delay = next(delays)
             logger.warning(
                 "LISTEN is interrupted (%s); trying again in %.1f s. Jobs start by polling "

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, Pool, event
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from asyncjobq.backends.base import Backend, Database, T, Work, sessions_of
+from asyncjobq.backends.base import OWN, Backend, Database, T, Work, sessions_of
 from asyncjobq.backends.loops import PerLoop
 from asyncjobq.clock import monotonic
 from asyncjobq.transactions import CommitUnknownError, Fault, retrying, unavailable
@@ -101,14 +101,22 @@ class ServerDatabase(Database):
     def _make_engine(self) -> AsyncEngine:
         source = self.engine.sync_engine
         pool = source.pool.recreate()
-        event.listen(pool, "connect", self._apply_settings)
+        event.listen(pool, "connect", self._prepare)
         if self._idle_limit is not None:
             _forget_idle(pool, self._idle_limit)
         return AsyncEngine(
-            Engine(pool, source.dialect, source.url, hide_parameters=source.hide_parameters)
+            Engine(
+                pool,
+                source.dialect,
+                source.url,
+                execution_options={OWN: True},
+                hide_parameters=True,  # arguments and results have no place in logs
+            )
         )
 
-    def _apply_settings(self, dbapi_connection: Any, _record: object) -> None:
+    def _prepare(self, dbapi_connection: Any, _record: object) -> None:
+        # After what the engine's own listeners set, which may be any level, or AUTOCOMMIT.
+        self.engine.dialect.set_isolation_level(dbapi_connection, "READ COMMITTED")
         cursor = dbapi_connection.cursor()
         try:
             for statement in self._settings:

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import StaticPool
 
-from asyncjobq.backends.base import Database, T, Work, sessions_of
+from asyncjobq.backends.base import OWN, Database, T, Work, sessions_of
 from asyncjobq.backends.loops import PerLoop
 from asyncjobq.backends.sqlite import SQLiteBackend
 from asyncjobq.errors import ConfigurationError, UnsupportedDatabaseError
@@ -157,6 +157,8 @@ def _sync_engine(url: URL, begin: str) -> Engine:
     engine = create_engine(
         url.set(drivername="sqlite+pysqlite"),
         poolclass=StaticPool,
+        execution_options={OWN: True},
+        hide_parameters=True,  # arguments and results have no place in logs
         connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
     )
 
