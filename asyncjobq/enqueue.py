@@ -62,7 +62,7 @@ async def enqueue(
 
     def work(connection: Connection) -> list[Job[Any]]:
         backend = backend_for(connection.dialect, tables_for())
-        return insert_jobs(connection, backend, [spec])
+        return insert_for_caller(connection, backend, [spec])
 
     return (await in_transaction_of(session, work))[0]
 
@@ -87,6 +87,19 @@ def _plain_dict(args: Any) -> Any:
     return dict(args) if isinstance(args, Mapping) else args  # JobSpec says what is wrong with it
 
 
+def insert_for_caller(
+    connection: Connection, backend: Backend, specs: Sequence[JobSpec[Any]]
+) -> list[Job[Any]]:
+    """Insert jobs in a transaction that is the caller's, if it is one."""
+    of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    if connection.get_execution_options().get("isolation_level", of_engine) == "AUTOCOMMIT":
+        raise ConfigurationError(
+            "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before "
+            "its edges are written. Use a connection or session that has transactions."
+        )
+    return insert_jobs(connection, backend, specs)
+
+
 def insert_jobs(
     connection: Connection, backend: Backend, specs: Sequence[JobSpec[Any]]
 ) -> list[Job[Any]]:
@@ -96,7 +109,6 @@ def insert_jobs(
     """
     if not specs:
         return []
-    _refuse_autocommit(connection)
     _check_upstreams(connection, backend, specs)
     now = backend.read_clock(connection)
     rows = [_row(spec, now) for spec in specs]
@@ -118,15 +130,6 @@ def checked_args(spec: JobSpec[Any], encode: Callable[[Mapping[str, Any]], Any] 
             f"The arguments of {spec.type!r} cannot be stored: {error}."
         ) from error
     return args
-
-
-def _refuse_autocommit(connection: Connection) -> None:
-    of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
-    if connection.get_execution_options().get("isolation_level", of_engine) == "AUTOCOMMIT":
-        raise ConfigurationError(
-            "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before "
-            "its edges are written. Use a connection or session that has transactions."
-        )
 
 
 def _check_upstreams(

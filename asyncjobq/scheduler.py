@@ -20,7 +20,7 @@ from asyncjobq.backends.base import Backend, Database
 from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of, in_transaction_of
 from asyncjobq.clock import seconds
 from asyncjobq.codec import MAX_BYTES
-from asyncjobq.enqueue import as_spec, checked_args, insert_jobs
+from asyncjobq.enqueue import as_spec, checked_args, insert_for_caller, insert_jobs
 from asyncjobq.errors import (
     AsyncJobQError,
     ConfigurationError,
@@ -165,7 +165,7 @@ class Scheduler:
     ) -> Job[Any]:
         """Enqueue one job in the transaction of a synchronous Session or Connection."""
         spec = self._spec(job, args, options)
-        work = self._in_callers_terms(lambda c, backend: insert_jobs(c, backend, [spec]))
+        work = self._in_callers_terms(lambda c, backend: insert_for_caller(c, backend, [spec]))
         return in_sync_transaction_of(session, work)[0]
 
     def _spec(
@@ -185,13 +185,11 @@ class Scheduler:
     async def _insert(
         self, specs: Sequence[JobSpec[Any]], session: AsyncCaller | None
     ) -> list[Job[Any]]:
-        def work(connection: Connection, backend: Backend) -> list[Job[Any]]:
-            return insert_jobs(connection, backend, specs)
-
         if session is not None:
-            return await in_transaction_of(session, self._in_callers_terms(work))
+            work = self._in_callers_terms(lambda c, b: insert_for_caller(c, b, specs))
+            return await in_transaction_of(session, work)
         backend = self._database.backend
-        jobs = await self._database.run(lambda c: work(c, backend), repeatable=False)
+        jobs = await self._database.run(lambda c: insert_jobs(c, backend, specs), repeatable=False)
         ring_all()
         return jobs
 

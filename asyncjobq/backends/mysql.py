@@ -38,9 +38,9 @@ from asyncjobq.transactions import Fault
 OLDEST_MYSQL: Final = (8, 0, 14)
 OLDEST_MARIADB: Final = (10, 6)
 SCHEMA_LOCK_TIMEOUT: Final = 60
-# Half of what the drivers put into one statement at most, since escaping can double the text.
+# Less than what the drivers put into one statement, for a second one would have ids of its own.
 BATCH_ROWS: Final = 500
-BATCH_BYTES: Final = 400_000
+BATCH_BYTES: Final = 1_000_000
 
 _READY: Final = "{}_ready"
 
@@ -268,7 +268,6 @@ def session_settings(lease_ttl: float) -> list[str]:
     only limit that both servers have is the one on idle sessions.
     """
     return [
-        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
         "SET SESSION innodb_lock_wait_timeout = 5",
         f"SET SESSION wait_timeout = {idle_limit(lease_ttl)}",
     ]

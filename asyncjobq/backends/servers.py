@@ -109,6 +109,8 @@ class ServerDatabase(Database):
         )
 
     def _apply_settings(self, dbapi_connection: Any, _record: object) -> None:
+        # Whatever the application's engine, the role or the database would have it be.
+        self.engine.dialect.set_isolation_level(dbapi_connection, "READ COMMITTED")
         cursor = dbapi_connection.cursor()
         try:
             for statement in self._settings:

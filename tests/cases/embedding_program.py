@@ -62,4 +62,4 @@ for turn in range(3):
         if thread is not threading.main_thread():
             thread.join(timeout=5.0)
     assert threading.active_count() == 1, threading.enumerate()
-print("done", flush=True)  # noqa: T201
+print("done", flush=True)

@@ -50,7 +50,7 @@ async def test_ten_kills_in_a_row(case: Case) -> None:
     starts = by_label(case.log.starts())
     figures = sorted(len(found) for found in starts.values())
     took = time.monotonic() - begun
-    print(f"kills: {kills}, starts per job: {figures[0]} to {figures[-1]}, {took:.1f} s")  # noqa: T201
+    print(f"kills: {kills}, starts per job: {figures[0]} to {figures[-1]}, {took:.1f} s")
     for job in jobs:
         label, ended = job.args["label"], await case.scheduler.get(job)
         assert ended.attempt == ended.result == len(starts[label]) == kills + 1

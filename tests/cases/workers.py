@@ -29,6 +29,8 @@ from cases import worker_program
 from cases.log import Log
 from cases.worker_program import Settings
 
+MakeEngine = Callable[..., AsyncEngine]
+
 LEASE: Final = Settings.lease_ttl
 POLL: Final = Settings.poll_interval
 SLACK: Final = 5.0
@@ -274,4 +276,4 @@ class Case:
         """End the workers that are left, and show what they logged if the test failed."""
         for worker in self.workers:
             worker.kill()
-            print(f"--- worker {worker.id}, process {worker.pid}:\n{worker.output()}")  # noqa: T201
+            print(f"--- worker {worker.id}, process {worker.pid}:\n{worker.output()}")
