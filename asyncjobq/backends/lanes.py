@@ -20,7 +20,7 @@ from asyncjobq.backends.base import Lane, LanePage, LaneScan, Take, chunked
 from asyncjobq.models import LANE, Tables
 
 BATCH_ROWS: Final = 1000
-BATCH_BYTES: Final = 4_000_000
+BATCH_BYTES: Final = 8_000_000
 
 
 def head_columns(jobs: FromClause) -> list[ColumnElement[Any]]:
@@ -110,15 +110,21 @@ def _head(
 def batches(
     rows: Sequence[Mapping[str, Any]], most: int = BATCH_ROWS, most_bytes: int = BATCH_BYTES
 ) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield rows in lists that one statement carries, bounded in number and in bytes of JSON."""
+    """Yield rows in lists that one statement carries, bounded in number and in bytes."""
     batch: list[Mapping[str, Any]] = []
     size = 0
     for row in rows:
-        bytes_of_row = len(row["args"].encode()) + len((row["meta"] or "").encode())
-        if batch and (len(batch) >= most or size + bytes_of_row > most_bytes):
+        added = _bytes_of(row)
+        if batch and (len(batch) >= most or size + added > most_bytes):
             yield batch
             batch, size = [], 0
         batch.append(row)
-        size += bytes_of_row
+        size += added
     if batch:
         yield batch
+
+
+def _bytes_of(row: Mapping[str, Any]) -> int:
+    """Return how long a row may be in a statement: escaping can double its texts."""
+    texts = (value for value in row.values() if isinstance(value, str))
+    return 500 + 2 * sum(len(text) if text.isascii() else len(text.encode()) for text in texts)

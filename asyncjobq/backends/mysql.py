@@ -31,16 +31,16 @@ from sqlalchemy.dialects.mysql import insert as insert_or
 from asyncjobq.backends import lanes
 from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, chunked
 from asyncjobq.errors import SchemaError, UnsupportedDatabaseError
-from asyncjobq.models import LANE, Tables, in_state
+from asyncjobq.models import LANE, in_state
 from asyncjobq.states import State
 from asyncjobq.transactions import Fault
 
 OLDEST_MYSQL: Final = (8, 0, 14)
 OLDEST_MARIADB: Final = (10, 6)
 SCHEMA_LOCK_TIMEOUT: Final = 60
-# Half of what the drivers put into one statement at most, since escaping can double the text.
-BATCH_ROWS: Final = 250
-BATCH_BYTES: Final = 350_000
+# Less than what the drivers put into one statement, for a second one would have ids of its own.
+BATCH_ROWS: Final = 500
+BATCH_BYTES: Final = 1_000_000
 
 _READY: Final = "{}_ready"
 
@@ -72,7 +72,7 @@ class MySQLBackend(Backend):
             return slice_
         # A few lanes with many jobs each: jump from lane to lane.
         rest = LaneScan(scan.queues, scan.types, scan.bound, (slice_.lanes[-1],))
-        rows = connection.execute(_loose(self.tables, rest)).all()
+        rows = connection.execute(_loose(self.tables.jobs, rest)).all()
         return LanePage(slice_.lanes + lanes.page(rows, rest).lanes, len(rows) >= rest.bound)
 
     def _slice(self, connection: Connection, scan: LaneScan) -> LanePage:
@@ -236,18 +236,17 @@ def _in_range(jobs: Table, scan: LaneScan) -> ColumnElement[bool]:
     return and_(ready, or_(*branches))
 
 
-def _loose(tables: Tables, scan: LaneScan) -> Select[Any]:
+def _loose(jobs: Table, scan: LaneScan) -> Select[Any]:
     """Select one job of each lane without reading the others: "index for group-by".
 
     Both optimizers need the constant `state` among the distinct columns for it. The job of a lane
     is looked up without ORDER BY, with which MySQL sorts the lane; it is the first in index order
     all the same, and only a hint.
     """
-    jobs = tables.jobs
     keys = ("state", *LANE)
     distinct = select(*(jobs.c[name] for name in keys)).where(_in_range(jobs, scan)).distinct()
     lane = distinct.limit(scan.bound).subquery("lane")
-    head = tables.jobs_as("head")
+    head = jobs.alias("head")
     first = (
         select(head.c.id)
         .where(in_state(head, State.READY), *(head.c[name] == lane.c[name] for name in LANE))
@@ -269,7 +268,6 @@ def session_settings(lease_ttl: float) -> list[str]:
     only limit that both servers have is the one on idle sessions.
     """
     return [
-        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
         "SET SESSION innodb_lock_wait_timeout = 5",
         f"SET SESSION wait_timeout = {idle_limit(lease_ttl)}",
     ]

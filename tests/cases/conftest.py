@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from asyncjobq import Scheduler
 from cases.application import Application
 from cases.log import Log
-from cases.workers import Case, prepare_forks
+from cases.workers import Case, MakeEngine, prepare_forks
 from databases import Databases
 
 
@@ -51,6 +52,20 @@ async def empty_case(database_url: str, tmp_path: Path) -> AsyncIterator[Case]:
     """Give a scenario on a database without tables."""
     async with scenario(database_url, tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+async def make_engine() -> AsyncIterator[MakeEngine]:
+    """Give what makes engines of an application, which are disposed of with the test."""
+    made: list[AsyncEngine] = []
+
+    def make(url: str, **options: Any) -> AsyncEngine:
+        made.append(create_async_engine(url, **options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        await engine.dispose()
 
 
 @asynccontextmanager

@@ -15,11 +15,11 @@ from contextlib import suppress
 
 import pytest
 from sqlalchemy import func, literal, select, text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import NullPool
 
 from asyncjobq import JobContext, JobRow, JobSpec, Scheduler
-from cases.workers import FULL, POLL, SLACK, wait_until
+from cases.workers import FULL, POLL, SLACK, MakeEngine, wait_until
 
 ROUNDS = 200 if FULL else 40
 SLEEP = {"postgresql": "SELECT pg_sleep(1)", "mysql": "SELECT SLEEP(1)"}
@@ -31,11 +31,11 @@ SESSIONS = {
 
 @pytest.mark.requires("server")
 async def test_no_connection_is_lost_or_mixed_up(
-    prepared_url: str, caplog: pytest.LogCaptureFixture
+    prepared_url: str, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "sqlalchemy.pool")
-    engine = create_async_engine(prepared_url, pool_size=2, max_overflow=0)
-    observer = create_async_engine(prepared_url, poolclass=NullPool)
+    engine = make_engine(prepared_url, pool_size=2, max_overflow=0)
+    observer = make_engine(prepared_url, poolclass=NullPool)
     scheduler = Scheduler(engine, poll_interval=POLL)
     sleep = text(SLEEP[engine.dialect.name])
 

@@ -17,12 +17,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq import InvalidJobError, JobRow, Scheduler, enqueue
 from cases.faked_clocks import faked_clock, require_faked_clocks
 from cases.log import by_label
-from cases.workers import POLL, SLACK, Case, wait_until
+from cases.workers import POLL, SLACK, Case, MakeEngine, wait_until
 
 LEASE = 1.0
 INDIA: dict[str, dict[str, Any]] = {
@@ -90,7 +90,7 @@ async def test_the_clock_is_set_while_jobs_run(case: Case, tmp_path: Path) -> No
     await case.check_alive(worker)
 
 
-async def test_zones_of_server_worker_and_caller(case: Case) -> None:
+async def test_zones_of_server_worker_and_caller(case: Case, make_engine: MakeEngine) -> None:
     """The session's zone is half an hour off any other, the worker's is Berlin."""
     connect_args = INDIA[case.engine.dialect.name]
     abroad = case.start_worker(
@@ -98,7 +98,7 @@ async def test_zones_of_server_worker_and_caller(case: Case) -> None:
     )
     here = case.start_worker("here", lease_ttl=LEASE)
     await case.up(abroad, here)
-    engine = create_async_engine(case.url, connect_args=connect_args)
+    engine = make_engine(case.url, connect_args=connect_args)
     await case.add_many([f"long {number}" for number in range(8)], seconds=1.2 * LEASE)
     due = datetime.now(UTC) + timedelta(seconds=0.8)
     due_at = time.monotonic() + 0.8
@@ -111,7 +111,6 @@ async def test_zones_of_server_worker_and_caller(case: Case) -> None:
         with pytest.raises(InvalidJobError, match="time zone"):
             await enqueue(session, "work", {"label": "x"}, run_after=due.replace(tzinfo=None))
         await session.commit()
-    await engine.dispose()
     assert await case.all_ended(within=10.0) == {"done": 8 + len(zones)}
     starts = by_label(case.log.starts())
     assert {len(found) for found in starts.values()} == {1}
@@ -121,8 +120,10 @@ async def test_zones_of_server_worker_and_caller(case: Case) -> None:
 
 
 @pytest.mark.parametrize("zone", [{}, INDIA], ids=["server's zone", "+05:30"])
-async def test_moments_come_back_to_the_microsecond(case: Case, zone: dict[str, Any]) -> None:
-    engine = create_async_engine(case.url, connect_args=zone.get(case.engine.dialect.name, {}))
+async def test_moments_come_back_to_the_microsecond(
+    case: Case, make_engine: MakeEngine, zone: dict[str, Any]
+) -> None:
+    engine = make_engine(case.url, connect_args=zone.get(case.engine.dialect.name, {}))
     local = datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN)
     moments = [
         datetime(2030, 1, 1, 12, 0, 0, microsecond, tzinfo=UTC)
@@ -138,7 +139,6 @@ async def test_moments_come_back_to_the_microsecond(case: Case, zone: dict[str, 
             assert found.run_after.utcoffset() == timedelta(0)
             assert found.created_at == job.created_at
     assert (local.replace(fold=1).astimezone(UTC) - local.astimezone(UTC)) == timedelta(hours=1)
-    await engine.dispose()
 
 
 async def test_delays_of_less_than_a_second(case: Case) -> None:

@@ -25,10 +25,10 @@ async def test_late_owner_changes_nothing(case: Case) -> None:
     await case.up(old)
     awaiting = await case.add("awaiting", seconds=0.4)
     blocking = await case.add("blocking", "block", seconds=0.4)
-    after = await case.add("after", depends_on=[awaiting, blocking])
+    after = await case.add("after", "look_up", key=0, depends_on=[awaiting, blocking])
     await wait_until(lambda: len(case.log.starts(pid=old.pid)) == 2, 10.0, "both jobs run")
     await case.freeze(old)
-    new = case.start_worker("B", seconds=0.8)
+    new = case.start_worker("B", seconds=1.5)
     await wait_until(lambda: len(case.log.starts(pid=new.pid)) == 2, 10.0, "both run again")
     old.thaw()
     while len(case.log.ends(pid=new.pid)) == 0:

@@ -11,18 +11,20 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from sqlalchemy import make_url
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq import Handlers, Scheduler
 from asyncjobq.backends.postgresql import channel
 from asyncjobq.models import tables_for
-from cases.workers import POLL, SLACK, wait_until
+from cases.workers import POLL, SLACK, MakeEngine, wait_until
 
 MakeDatabase = Callable[[str], str]
 JOBS = 1000
 
 
-async def test_large_jobs_with_long_names(make_database: MakeDatabase) -> None:
+async def test_large_jobs_with_long_names(
+    make_database: MakeDatabase, make_engine: MakeEngine
+) -> None:
     url = make_database("postgresql")
     schema = "s" * 63
     handlers = Handlers()
@@ -41,14 +43,13 @@ async def test_large_jobs_with_long_names(make_database: MakeDatabase) -> None:
         assert len(heard) <= 3
         heard.clear()
 
-        engine = create_async_engine(url)
+        engine = make_engine(url)
         async with AsyncSession(engine) as session:
             specs = [measure.job("x" * 200).options(group_key="g" * 255) for _ in range(JOBS)]
             jobs = await scheduler.enqueue_many(specs, session=session)
             for _ in range(20):
                 await scheduler.enqueue(measure.job("alone"), session=session)
             await session.commit()
-        await engine.dispose()
         await wait_until(lambda: heard, 5.0, "a notification is heard")
         await asyncio.sleep(0.1)
         assert len(heard) <= 3

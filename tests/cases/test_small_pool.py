@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from asyncjobq import JobContext, Scheduler
 from cases.log import by_label
-from cases.workers import FULL, POLL, SLACK, Case
+from cases.workers import FULL, POLL, SLACK, Case, MakeEngine
 
 POOL, PARENTS, LEASE = 3, 6, 1.0
 HOLD = (2.0 if FULL else 1.4) * LEASE
 
 
-async def test_handlers_hold_every_connection(case: Case) -> None:
-    engine = create_async_engine(case.url, pool_size=POOL, max_overflow=0, pool_timeout=30)
+async def test_handlers_hold_every_connection(case: Case, make_engine: MakeEngine) -> None:
+    engine = make_engine(case.url, pool_size=POOL, max_overflow=0, pool_timeout=30)
     scheduler = Scheduler(engine, concurrency=10, lease_ttl=LEASE, poll_interval=POLL)
 
     @scheduler.handler
@@ -47,4 +46,3 @@ async def test_handlers_hold_every_connection(case: Case) -> None:
         assert {len(starts) for starts in by_label(case.log.starts()).values()} == {1}
         fresh = await scheduler.enqueue(child.job(label="fresh"))
         assert await scheduler.wait(fresh, timeout=2 * POLL + SLACK) == 1
-    await engine.dispose()

@@ -18,7 +18,7 @@ from sqlalchemy.pool import StaticPool
 from asyncjobq import Scheduler, UnsupportedDatabaseError
 from cases.application import Order
 from cases.log import by_label
-from cases.workers import SLACK, Case, wait_until
+from cases.workers import SLACK, Case, MakeEngine, wait_until
 
 pytestmark = pytest.mark.requires("file_database")
 
@@ -35,10 +35,10 @@ TASKS, LONGEST = 20, 20.0
     ],
 )
 async def test_web_process_and_two_workers_on_one_file(
-    case: Case, jobs: int, begin: str | None, reads: bool
+    case: Case, make_engine: MakeEngine, jobs: int, begin: str | None, reads: bool
 ) -> None:
     # SQLite's writers do not queue: on a busy machine one of many may wait for seconds.
-    engine = create_async_engine(case.url, connect_args={"timeout": LONGEST})
+    engine = make_engine(case.url, connect_args={"timeout": LONGEST})
     if begin is not None:
         begin_with(engine, begin)
     workers = [case.start_worker(name, concurrency=5, lease_ttl=LONGEST) for name in "AB"]
@@ -48,7 +48,6 @@ async def test_web_process_and_two_workers_on_one_file(
     requests = (web_task(case, engine, names[n::TASKS], reads, latencies) for n in range(TASKS))
     await asyncio.gather(*requests)
     await wait_until(partial(all_done, case, jobs), 60.0, "all jobs are done")
-    await engine.dispose()
 
     starts, ends = by_label(case.log.starts()), by_label(case.log.ends())
     assert starts.keys() == ends.keys() == set(names)

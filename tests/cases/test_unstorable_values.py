@@ -15,11 +15,11 @@ from typing import Any, Final
 import pytest
 from pydantic import BaseModel, field_serializer
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq import ArgumentsError, Scheduler, enqueue
 from cases.application import Order
-from cases.workers import POLL, SLACK
+from cases.workers import POLL, SLACK, MakeEngine
 
 MEGABYTE: Final = 1_000_000
 
@@ -124,8 +124,10 @@ async def test_bad_results_end_their_jobs_once(scheduler: Scheduler) -> None:
     assert sorted(starts) == sorted(BAD)
 
 
-async def test_bad_arguments_spoil_no_transaction(scheduler: Scheduler, prepared_url: str) -> None:
-    engine = create_async_engine(prepared_url)
+async def test_bad_arguments_spoil_no_transaction(
+    scheduler: Scheduler, prepared_url: str, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(prepared_url)
     async with AsyncSession(engine) as session:
         session.add(Order(id=1, amount=1))
         await session.flush()
@@ -140,7 +142,6 @@ async def test_bad_arguments_spoil_no_transaction(scheduler: Scheduler, prepared
         job = await scheduler.enqueue("echo", {"value": 3}, session=session)
         await session.commit()
         assert (await session.scalars(select(Order.amount).order_by(Order.id))).all() == [1, 2]
-    await engine.dispose()
     assert [found.id for found in await scheduler.find()] == [job.id]
     async with scheduler.serving():
         await check_fresh(scheduler)

@@ -29,6 +29,8 @@ from cases import worker_program
 from cases.log import Log
 from cases.worker_program import Settings
 
+MakeEngine = Callable[..., AsyncEngine]
+
 LEASE: Final = Settings.lease_ttl
 POLL: Final = Settings.poll_interval
 SLACK: Final = 5.0

@@ -32,7 +32,17 @@ from asyncjobq.outcomes import Outcome
 from asyncjobq.ready import promote_once
 from asyncjobq.settle import Sweep, settle_once
 from asyncjobq.states import TERMINAL, State
-from conformance.steps import TTL, Step, claiming, enqueuing, finishing, id_of, renewing, spec
+from conformance.steps import (
+    PATIENCE,
+    TTL,
+    Step,
+    claiming,
+    enqueuing,
+    finishing,
+    id_of,
+    renewing,
+    spec,
+)
 
 T = TypeVar("T")
 
@@ -47,6 +57,13 @@ SYNC_DRIVERS: Final = {
     "postgresql": "postgresql+psycopg",
     "mysql": "mysql+pymysql",
     "mariadb": "mariadb+pymysql",
+}
+# A step that waits for a lock would wait for the very test that it is part of.
+LOCK_WAITS: Final[dict[str, dict[str, Any]]] = {
+    "sqlite": {"timeout": 3},
+    "postgresql": {"options": "-c lock_timeout=3s"},
+    "mysql": {"init_command": "SET SESSION innodb_lock_wait_timeout = 3"},
+    "mariadb": {"init_command": "SET SESSION innodb_lock_wait_timeout = 3"},
 }
 
 
@@ -96,9 +113,10 @@ class Kept:
     def sync_engine(self) -> Engine:
         """Return an engine with the synchronous driver; the library's isolation level."""
         url = make_url(self.url).set(drivername=SYNC_DRIVERS[self.backend_name])
+        waits = LOCK_WAITS[self.backend_name]
         if self.backend_name == "sqlite":
-            return create_engine(url, poolclass=NullPool)
-        return create_engine(url, isolation_level="READ COMMITTED")
+            return create_engine(url, poolclass=NullPool, connect_args=waits)
+        return create_engine(url, isolation_level="READ COMMITTED", connect_args=waits)
 
     async def close(self) -> None:
         self.elsewhere.dispose()
@@ -168,7 +186,7 @@ class Jobs:
                 return
 
     @asynccontextmanager
-    async def limited_time(self, seconds: float = 10.0) -> AsyncIterator[None]:
+    async def limited_time(self, seconds: float = PATIENCE) -> AsyncIterator[None]:
         """Fail what should be over long before."""
         async with asyncio.timeout(seconds):
             yield

@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from asyncjobq import Scheduler
+from conformance.steps import PATIENCE
 
 
 @asynccontextmanager
-async def serving(*schedulers: Scheduler, seconds: float = 10.0) -> AsyncIterator[None]:
+async def serving(*schedulers: Scheduler, seconds: float = PATIENCE) -> AsyncIterator[None]:
     """Run jobs in the background; fail what should be over long before."""
     async with asyncio.timeout(seconds), AsyncExitStack() as stack:
         for scheduler in schedulers:
@@ -23,14 +24,14 @@ async def serving(*schedulers: Scheduler, seconds: float = 10.0) -> AsyncIterato
 async def served(scheduler: Scheduler) -> AsyncIterator[asyncio.Task[None]]:
     """Call `serve()` in a task, which has to be over at the end."""
     task = asyncio.create_task(scheduler.serve())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         yield task
         await asyncio.wait({task})
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait for what only a look at the database tells."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not await condition():  # noqa: ASYNC110  no event comes out of a database
             await asyncio.sleep(0.01)
 

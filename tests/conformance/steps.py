@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -27,6 +28,8 @@ Step = Callable[[Connection, Backend], T]
 
 
 TTL: Final = 30.0
+PATIENCE: Final = float(os.environ.get("ASYNCJOBQ_TEST_PATIENCE", "10"))
+"""Seconds after which a test gives up what should be over in a moment."""
 
 
 DEFAULTS: Final = Defaults(max_attempts={"work": 5}, timeout={"work": 3600.0})

@@ -151,6 +151,21 @@ class TestMany:
             (job.id, job.args["n"]) for job in made
         ]
 
+    async def test_whose_bytes_are_more_than_their_characters(self, jobs: Jobs) -> None:
+        """Or whose bulk is not in their arguments."""
+        many = 400
+        for bulk in (
+            {"args": {"text": "漢" * 900}},
+            {"args": {"text": "'\"\\" * 320}},
+            {"args": {"a": 1}, "meta": {"text": "x" * 4000}},
+        ):
+            specs = [spec(**bulk)] * many
+            made = await jobs.scheduler.enqueue_many(specs)
+            stored = await jobs.scheduler.find(after=made[0].id - 1, limit=many)
+            assert [(job.id, job.args, job.meta) for job in stored] == [
+                (job.id, job.args, job.meta) for job in made
+            ]
+
     async def test_of_none_is_none(self, jobs: Jobs) -> None:
         assert await jobs.scheduler.enqueue_many([]) == []
 

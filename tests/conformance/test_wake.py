@@ -72,6 +72,7 @@ class TestAnIdleScheduler:
     async def test_retries_when_the_time_has_come(self, idle: Scheduler) -> None:
         @idle.handler(retry=constant(0.1))
         async def work(ctx: JobContext) -> int:
+            await asyncio.sleep(0.1)  # until the worker is asleep again
             if ctx.attempt < 3:
                 raise ValueError("not yet")
             return ctx.attempt
@@ -85,6 +86,7 @@ class TestAnIdleScheduler:
         @idle.handler(max_attempts=1)
         async def work(ctx: JobContext) -> int:
             calls.append(ctx.attempt)
+            await asyncio.sleep(0.1)  # until the worker is asleep again
             if len(calls) < 3:
                 raise Snooze(0.1)
             return ctx.attempt

@@ -289,11 +289,7 @@ BREAKAGES: Final = (
         "settle.py",
         "    locked = [row.id for row in rows]\n    cut",
         "    locked = [*wanted, *rows][: len(wanted)]\n    cut",
-        (
-            "test_settle_races.py::TestOverlappingTransactions::test_two_last_upstreams_settle",
-            "test_settle_races.py::TestAtAnyMoment"
-            "::test_of_a_settling_the_other_upstream_ends_and_settles",
-        ),
+        ("test_settle_races.py::TestOverlappingTransactions::test_two_last_upstreams_settle",),
         SERVERS,
     ),
     Breakage(
@@ -314,6 +310,15 @@ BREAKAGES: Final = (
         ),
         SERVERS,
     ),
+    # -- connections ----------------------------------------------------------------------------
+    Breakage(
+        "the library's connections are like the application's",
+        "backends/servers.py",
+        'self.engine.dialect.set_isolation_level(dbapi_connection, "READ COMMITTED")',
+        "pass",
+        ("test_connections.py::test_read_committed_whatever_the_applications_engine_says",),
+        SERVERS,
+    ),
     # -- callers and wakes ----------------------------------------------------------------------
     Breakage(
         "enqueue commits the caller's transaction",
@@ -325,8 +330,8 @@ BREAKAGES: Final = (
     Breakage(
         "an AUTOCOMMIT connection is taken",
         "enqueue.py",
-        "    _refuse_autocommit(connection)\n",
-        "",
+        '.get("isolation_level", of_engine) == "AUTOCOMMIT":',
+        '.get("isolation_level", of_engine) == "":',
         ("test_callers_refused.py::TestRefused::test_a_connection_without_transactions",),
     ),
     Breakage(
@@ -346,6 +351,6 @@ BREAKAGES: Final = (
         "self.on_return(outcome.retry_after)",
         "pass",
         ("test_wake.py::TestAnIdleScheduler::test_wakes_a_job_that_snoozed",),
-        MYSQL,
+        SERVERS,
     ),
 )
