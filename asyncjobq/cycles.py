@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, or_, select
@@ -34,11 +35,16 @@ def ancestors(connection: Connection, backend: Backend, job_ids: Iterable[int]) 
 
 
 def way_round(
-    connection: Connection, backend: Backend, upstreams: Iterable[int], parents: Iterable[int]
+    connection: Connection,
+    backend: Backend,
+    upstreams: Iterable[int],
+    parents: Iterable[int],
+    also: Mapping[int, Iterable[int]] = MappingProxyType({}),
 ) -> list[int] | None:
     """Return how an end of `upstreams` waits for the end of one of `parents` or their ancestors.
 
-    A job below such a parent that depended on such an upstream would wait for itself.
+    A job below such a parent that depended on such an upstream would wait for itself. `also` says
+    what the ends of containers will wait for, when what is about to be written is in them.
     """
     targets = ancestors(connection, backend, parents)
     came_from: dict[Place, Place | None] = {(job_id, True): None for job_id in upstreams}
@@ -48,7 +54,8 @@ def way_round(
         if hit is not None:
             return _path(came_from, hit)
         following: list[Place] = []
-        for waiting, waited_for in _waits(connection, backend, level):
+        planned = [(up, (down, True)) for up in level if up[1] for down in also.get(up[0], ())]
+        for waiting, waited_for in (*_waits(connection, backend, level), *planned):
             if waited_for not in came_from:
                 came_from[waited_for] = waiting
                 following.append(waited_for)

@@ -114,8 +114,9 @@ def _check(
     _check_parents(connection, backend, parents, parent_may_be_job)
     _check_upstreams(connection, backend, upstreams)
     if parents and cycles.way_round(connection, backend, upstreams, parents) is not None:
-        for parent, below in batch.existing_upstreams_below().items():
-            way = cycles.way_round(connection, backend, below, [parent])
+        planned = batch.existing_upstreams_below()
+        for parent, below in planned.items():
+            way = cycles.way_round(connection, backend, below, [parent], planned)
             if way is not None:
                 raise CycleError([f"the new job, below {way[-1]}", *map(str, way)])
 
