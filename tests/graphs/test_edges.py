@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ class TestFailure:
             chain.append(await graphs.enqueue(depends_on=chain[-1:]))
         await graphs.run(chain[0])
         assert await graphs.state(chain[0]) == FAILED
-        for upstream, job in zip(chain, chain[1:], strict=False):
+        for upstream, job in itertools.pairwise(chain):
             assert await graphs.why(job) == (CANCELLED, upstream.id)
             assert f"job {upstream.id}" in (await graphs.row(job)).error
 
