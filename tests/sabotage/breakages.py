@@ -276,8 +276,8 @@ BREAKAGES: Final = (
     Breakage(
         "settling does not lock the upstreams of new jobs",
         "settle.py",
-        "locked = {row.id for row in backend.lock_rows(connection, sorted(wanted), [jobs.c.id])}",
-        "locked = wanted",
+        "    locked = _locked(connection, backend, wanted)\n    held",
+        "    locked = wanted\n    held",
         (
             "test_settle_races.py::TestOverlappingTransactions"
             "::test_an_edge_is_committed_while_its_upstream_is_being_finished",
@@ -287,23 +287,23 @@ BREAKAGES: Final = (
     Breakage(
         "settling does not lock dependants",
         "settle.py",
-        "    locked = [row.id for row in rows]\n    cut",
-        "    locked = [*wanted, *rows][: len(wanted)]\n    cut",
+        "locks.followers = _locked(connection, backend, {follower for _, follower in pairs})",
+        "locks.followers = {follower for _, follower in pairs}",
         ("test_settle_races.py::TestOverlappingTransactions::test_two_last_upstreams_settle",),
         SERVERS,
     ),
     Breakage(
         "settling forgets the dependants beyond its bound",
         "settle.py",
-        "and not (cut and job_id >= last)",
-        "",
+        "if len(found) >= FOLLOWERS:",
+        "if found is None:",
         ("test_settle.py::TestBeyondOneBatch::test_many_dependants_of_one",),
     ),
     Breakage(
         "rows that cannot be settled now hide those behind them",
         "settle.py",
-        "result.cut_at = candidates[-1] if len(candidates) == limit else None",
-        "result.cut_at = None",
+        "cut_at=candidates[-1] if len(candidates) == limit else None",
+        "cut_at=None",
         (
             "test_settle_races.py::TestOverlappingTransactions"
             "::test_many_neighbours_of_a_held_row_hide_no_other",
