@@ -197,8 +197,8 @@ BREAKAGES: Final = (
     Breakage(
         "the result is not written with the state",
         "transition.py",
-        '"new_result": end.result,',
-        '"new_result": None,',
+        '"new_state": end.state,\n        "new_result": end.result,',
+        '"new_state": end.state,\n        "new_result": None,',
         ("test_finalize.py::TestEnd::test_of_a_success",),
     ),
     Breakage(
