@@ -23,10 +23,12 @@ from cases.workers import FULL, POLL, SLACK, MakeEngine, wait_until
 
 ROUNDS = 200 if FULL else 40
 SLEEP = {"postgresql": "SELECT pg_sleep(1)", "mysql": "SELECT SLEEP(1)"}
+SLEEP["mariadb"] = SLEEP["mysql"]
 SESSIONS = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()",
     "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()",
 }
+SESSIONS["mariadb"] = SESSIONS["mysql"]
 
 
 @pytest.mark.requires("server")

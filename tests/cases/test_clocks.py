@@ -30,6 +30,7 @@ INDIA: dict[str, dict[str, Any]] = {
     "mysql": {"init_command": "SET time_zone = '+05:30'"},
     "sqlite": {},
 }
+INDIA["mariadb"] = INDIA["mysql"]
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
