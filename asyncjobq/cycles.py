@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -65,21 +65,19 @@ def way_round(
 
 def waiting_for_themselves(
     connection: Connection, backend: Backend, job_ids: Sequence[int]
-) -> list[End]:
-    """Return ends for blocked jobs that close a circle.
+) -> Iterator[End]:
+    """Yield ends for blocked jobs that close a circle; each is looked for after the last is ended.
 
     When they were enqueued there was none, but two transactions that do not see each other can
     each write a half of one. Only edges that lead out of a container can be part of it.
     """
-    ends: list[End] = []
     for chunk in chunked(job_ids, 500):
         for job, upstreams in _edges_outward(connection, backend, chunk):
             way = way_round(connection, backend, upstreams, [job.parent_id])
             if way is not None:
                 locked = Locked(job.id, job.lease_owner, job.lease_token)
                 path = " → ".join(map(str, (job.id, *way, job.id)))
-                ends.append(End(locked, State.CANCELLED, error=f"it would wait for itself: {path}"))
-    return ends
+                yield End(locked, State.CANCELLED, error=f"it would wait for itself: {path}")
 
 
 def _edges_outward(

@@ -148,9 +148,10 @@ def cancel_children(
                 ends.append(_cancelled_with_parent(row))
             else:
                 asked.append(row.id)
+    values = {"cancel_requested": True, "settled": False, "updated_at": backend.now()}
     for chunk in chunked(asked, 500):
-        values = {"cancel_requested": True, "settled": False, "updated_at": backend.now()}
-        connection.execute(update(jobs).where(jobs.c.id.in_(chunk)).values(values))
+        told = update(jobs).where(jobs.c.id.in_(chunk))
+        connection.execute(told.values(values | {"cause": jobs.c.parent_id}))
     return ends, len(asked)
 
 
@@ -221,7 +222,8 @@ def _closed(row: Any) -> End:
         return End(locked, state, error=row.error, cause=row.cause)
     failed_fast = row.fail_fast and row.failed is not None
     if row.cancel_requested and not failed_fast:
-        error = row.error or "cancelled on request"
+        by_whom = "on request" if row.cause is None else f"with its parent, job {row.cause}"
+        error = row.error or f"cancelled {by_whom}"
         return End(locked, State.CANCELLED, error=error, cause=row.cause)
     if row.failed is not None:
         return End(locked, State.FAILED, error=f"job {row.failed} in it failed", cause=row.failed)

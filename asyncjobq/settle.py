@@ -132,7 +132,8 @@ def _agree(connection: Connection, backend: Backend, locks: _Locks, result: Sett
     result.changed += edges.mark_satisfied(connection, backend, locks.blocked)
     end(edges.waiting_in_vain(connection, backend, locks.blocked))
     end(family.without_hope(connection, backend, locks.blocked))
-    end(cycles.waiting_for_themselves(connection, backend, locks.new))
+    for one in cycles.waiting_for_themselves(connection, backend, locks.new):
+        end([one])
     promoted = family.promote(connection, backend, locks.blocked)
     result.promoted = len(promoted.jobs)
     result.changed += len(promoted.containers)

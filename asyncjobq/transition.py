@@ -166,12 +166,17 @@ def _unleased(backend: Backend) -> dict[str, Any]:
 
 def _end(backend: Backend) -> dict[str, Any]:
     jobs = backend.tables.jobs
+    state = bindparam("new_state", type_=jobs.c.state.type)
+    cause = bindparam("new_cause", type_=jobs.c.cause.type)
     return {
-        "state": bindparam("new_state"),
+        "state": state,
         # A job that waited for its children has its own result already.
         "result": func.coalesce(bindparam("new_result", type_=jobs.c.result.type), jobs.c.result),
         "error": bindparam("new_error"),
-        "cause": bindparam("new_cause"),
+        # One that was asked to end keeps why it was asked: a retry of that revives it.
+        "cause": case(
+            (state == State.CANCELLED, func.coalesce(cause, jobs.c.cause)), else_=cause
+        ),
         "settled": bindparam("new_settled"),
         "finished_at": backend.now(),
         "unique_held": None,
@@ -185,7 +190,7 @@ def _wait(backend: Backend) -> dict[str, Any]:
         "state": State.WAITING,
         "result": bindparam("new_result"),
         "error": bindparam("new_error"),
-        "cause": bindparam("new_cause"),
+        "cause": func.coalesce(bindparam("new_cause", type_=jobs.c.cause.type), jobs.c.cause),
         "cancel_requested": or_(jobs.c.cancel_requested, bindparam("cancelled", type_=Boolean())),
         "settled": False,
         **_unleased(backend),

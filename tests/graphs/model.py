@@ -101,6 +101,8 @@ class Model:
         """End an item's own work; with open children it waits for them."""
         ended = None if self.open_child(item.id) else state
         cancelling = item.cancelling or state is State.CANCELLED
+        if ended in (None, State.CANCELLED):
+            cause = cause or item.cause  # why it was asked to
         changed = replace(item, over=state, ended=ended, cause=cause, expires=None)
         return {item.id: replace(changed, cancelling=cancelling)}
 
@@ -177,10 +179,12 @@ class Model:
         above = item.parent is not None and self.items[item.parent].cancelling
         failed = any(child.ended is State.FAILED for child in self.children(item.id))
         fast = item.fail_fast and failed and self.open_child(item.id) and not self.held(item)
-        if (above and (item.started or item.container)) or fast:
-            asked = replace(item, cancelling=True)
+        if above and (item.started or item.container):
+            asked = replace(item, cancelling=True, cause=item.parent)
             yield {item.id: asked}
             yield from self._closed(asked)
+        if fast:
+            yield {item.id: replace(item, cancelling=True)}
 
     def _closed(self, item: Item) -> Iterator[Change]:
         if self.open_child(item.id):
