@@ -174,9 +174,7 @@ def _end(backend: Backend) -> dict[str, Any]:
         "result": func.coalesce(bindparam("new_result", type_=jobs.c.result.type), jobs.c.result),
         "error": bindparam("new_error"),
         # One that was asked to end keeps why it was asked: a retry of that revives it.
-        "cause": case(
-            (state == State.CANCELLED, func.coalesce(cause, jobs.c.cause)), else_=cause
-        ),
+        "cause": case((state == State.CANCELLED, func.coalesce(cause, jobs.c.cause)), else_=cause),
         "settled": bindparam("new_settled"),
         "finished_at": backend.now(),
         "unique_held": None,

@@ -167,7 +167,9 @@ class TestKey:
     @pytest.mark.parametrize(("key", "other"), [("a", "A"), ("a", "a "), ("é", "e"), ("", " ")])
     async def test_is_compared_byte_for_byte(self, graphs: Graphs, key: str, other: str) -> None:
         parent = await graphs.leased()
-        assert (await graphs.add_child(parent, key)).id != (await graphs.add_child(parent, other)).id
+        assert (await graphs.add_child(parent, key)).id != (
+            await graphs.add_child(parent, other)
+        ).id
 
     async def test_without_one_each_call_adds_a_child(self, graphs: Graphs) -> None:
         parent = await graphs.leased()
@@ -286,12 +288,11 @@ class TestInHandlers:
 
         job = await scheduler.enqueue(root.job())
         other = graphs.another(handlers=[scheduler._registry()], poll_interval=0.05)
-        async with graphs.limited_time():
-            async with scheduler.serving():
-                await added.wait()
-                graphs.later(3600)  # its lease is over, for all that the database knows
-                await graphs.reclaim()
-                assert await other.wait(job) == 2
+        async with graphs.limited_time(), scheduler.serving():
+            await added.wait()
+            graphs.later(3600)  # its lease is over, for all that the database knows
+            await graphs.reclaim()
+            assert await other.wait(job) == 2
         assert await scheduler.progress(job) == {DONE: 4}
 
     async def test_a_child_in_a_session_is_there_when_that_commits(self, graphs: Graphs) -> None:
