@@ -32,7 +32,7 @@ async def served(scheduler: Scheduler) -> AsyncIterator[asyncio.Task[None]]:
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait for what only a look at the database tells."""
     async with asyncio.timeout(PATIENCE):
-        while not await condition():  # noqa: ASYNC110  no event comes out of a database
+        while not await condition():
             await asyncio.sleep(0.01)
 
 

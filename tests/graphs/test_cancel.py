@@ -1,4 +1,4 @@
-"""Cancelling jobs and containers: all that is below, and what is added meanwhile, ends with them."""
+"""Cancelling jobs and containers: what is below, and what is added meanwhile, ends with them."""
 
 from __future__ import annotations
 
