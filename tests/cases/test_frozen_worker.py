@@ -31,7 +31,7 @@ async def test_late_owner_changes_nothing(case: Case, lease: float) -> None:
     after = await case.add("after", "look_up", key=0, depends_on=[awaiting, blocking])
     await wait_until(lambda: len(case.log.starts(pid=old.pid)) == 2, 10.0, "both jobs run")
     await case.freeze(old)
-    new = case.start_worker("B", seconds=1.5, clock_offset=0.0 if lease == 1.0 else lease)
+    new = case.start_worker("B", seconds=0.8, clock_offset=0.0 if lease == 1.0 else lease)
     await wait_until(lambda: len(case.log.starts(pid=new.pid)) == 2, 10.0, "both run again")
     old.thaw()
     while len(case.log.ends(pid=new.pid)) == 0:
