@@ -44,6 +44,30 @@ def causes_of_coming_ends(
     return set(connection.scalars(query)) if causes else set()
 
 
+def ended_above(
+    connection: Connection, backend: Backend, job_ids: Sequence[int]
+) -> dict[int, set[int]]:
+    """Return for jobs which of the containers and jobs above them have ended."""
+    jobs, parent = backend.tables.jobs, backend.tables.jobs_as("parent")
+    found: dict[int, set[int]] = {}
+    level = {job_id: {job_id} for job_id in job_ids}
+    while level:
+        above: dict[int, set[int]] = {}
+        for chunk in chunked(sorted(level), 500):
+            query = (
+                select(jobs.c.id, jobs.c.parent_id)
+                .join(parent, parent.c.id == jobs.c.parent_id)
+                .where(jobs.c.id.in_(chunk), parent.c.state.in_(sorted(TERMINAL)))
+            )
+            for job_id, parent_id in connection.execute(query):
+                above.setdefault(parent_id, set()).update(level[job_id])
+        for parent_id, below in above.items():
+            for job_id in below:
+                found.setdefault(job_id, set()).add(parent_id)
+        level = above
+    return found
+
+
 def revive_caused_by(
     connection: Connection, backend: Backend, rows: Sequence[Any], locked: set[int]
 ) -> int:

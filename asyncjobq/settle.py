@@ -82,6 +82,8 @@ class _Locks:
     opened: list[Row[Any]]
     followers: set[int] = field(default_factory=set)
     parents: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
+    """Unsettled rows some of whose upstreams are not locked."""
     incomplete: set[int] = field(default_factory=set)
     """Unsettled rows some of whose neighbours are not locked."""
 
@@ -89,7 +91,7 @@ class _Locks:
     def blocked(self) -> list[int]:
         """Jobs that may go, or wait in vain, in id order."""
         own = {row.id for row in self.opened if row.state == State.BLOCKED}
-        return sorted(self.followers | (own - self.incomplete))
+        return sorted(self.followers | (own - self.held))
 
     @property
     def new(self) -> list[int]:
@@ -169,24 +171,35 @@ def _lock_upstreams(connection: Connection, backend: Backend, locks: _Locks) -> 
     wanted = {upstream for found in upstreams.values() for upstream in found}
     locked = _locked(connection, backend, wanted)
     held = edges.existing(connection, backend, sorted(wanted - locked))
-    locks.incomplete |= {job_id for job_id, found in upstreams.items() if found & held}
+    locks.held = {job_id for job_id, found in upstreams.items() if found & held}
+    locks.incomplete |= locks.held
 
 
 def _lock_followers(connection: Connection, backend: Backend, locks: _Locks) -> None:
     """Lock dependants of ended rows, and of open rows the children and what is to be revived."""
     ended = [row.id for row in locks.ended]
-    looks = [(locks.ended, edges.blocked_dependants(connection, backend, ended, FOLLOWERS))]
-    looks += [
-        (locks.opened, look(connection, backend, locks.opened, FOLLOWERS))
-        for look in (family.children_to_look_at, revival.caused_by)
+    caused = revival.caused_by(connection, backend, locks.opened, FOLLOWERS)
+    looks = [
+        (locks.ended, edges.blocked_dependants(connection, backend, ended, FOLLOWERS)),
+        (locks.opened, family.children_to_look_at(connection, backend, locks.opened, FOLLOWERS)),
+        (locks.opened, caused),
     ]
     pairs = [pair for _, found in looks for pair in found]
     locks.followers = _locked(connection, backend, {follower for _, follower in pairs})
+    locks.followers -= _below_held(connection, backend, [job_id for _, job_id in caused])
     locks.incomplete |= {row for row, follower in pairs if follower not in locks.followers}
     locks.incomplete |= revival.causes_of_coming_ends(connection, backend, locks.opened)
     for rows, found in looks:
         if len(found) >= FOLLOWERS:  # cut: from here on, rows may have more
             locks.incomplete |= {row.id for row in rows if row.id >= found[-1][0]}
+
+
+def _below_held(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> set[int]:
+    """Lock what has to be opened again above these jobs; return those where that is held."""
+    above = revival.ended_above(connection, backend, job_ids)
+    wanted = {job_id for found in above.values() for job_id in found}
+    held = wanted - _locked(connection, backend, wanted)
+    return {job_id for job_id, found in above.items() if found & held}
 
 
 def _lock_parents(connection: Connection, backend: Backend, locks: _Locks) -> None:

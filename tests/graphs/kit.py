@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, Row, event, func, select
 
-from asyncjobq import Cancelled, Job, JobOptions, Node, State, Workflow
+from asyncjobq import Cancelled, Job, JobOptions, Kind, Node, State, Workflow
 from asyncjobq.backends.base import Backend
 from asyncjobq.children import add_child
 from asyncjobq.control import cancel_job, retry_job
 from asyncjobq.enqueue import insert_drafts
 from asyncjobq.lease import Claimed, Lease
 from asyncjobq.outcomes import Outcome
+from asyncjobq.states import OPEN, TERMINAL
 from conformance.kit import Jobs
 from conformance.steps import Step, failed, finishing, id_of, lease_of, spec
+from graphs.model import Item, Model
 
 Named = Job[Any] | Claimed | Node[Any] | int
 """How tests call a job."""
@@ -57,6 +58,25 @@ def cancelling(job: Named) -> Step[Cancelled]:
 
 def retrying(job: Named) -> Step[None]:
     return lambda connection, backend: retry_job(connection, backend, number(job))
+
+
+def item_of(row: Row[Any], edges: dict[int, set[tuple[int, str]]]) -> Item:
+    """Return what a row says, but not where it is in the line."""
+    state = State(row.state)
+    own_end = State.FAILED if row.error else State.DONE
+    waits = state is State.WAITING and row.kind == Kind.JOB
+    return Item(
+        row.id,
+        row.parent_id,
+        container=row.kind == Kind.CONTAINER,
+        fail_fast=bool(row.fail_fast),
+        edges=frozenset(edges.get(row.id, ())),
+        expires=1.0 if row.in_flight else None,
+        over=own_end if waits else None,
+        ended=state if state in TERMINAL else None,
+        cause=row.cause,
+        cancelling=bool(row.cancel_requested),
+    )
 
 
 class Graphs(Jobs):
@@ -124,15 +144,35 @@ class Graphs(Jobs):
         row = await self.row(job)
         return State(row.state), row.cause
 
+    async def assert_settled(self) -> None:
+        """Assert that nothing is left to settle, and that each state is what the model says."""
+        rows, edges = await self.database.read(self._snapshot)
+        model = Model({row.id: item_of(row, edges) for row in rows})
+        assert [row.id for row in rows if not row.settled] == []
+        assert next(model.possible_changes(), None) is None
+        unlike = {State.RUNNING: State.LEASED, State.SCHEDULED: State.READY}
+        states = {row.id: unlike.get(State(row.state), row.state) for row in rows}
+        assert states == {item.id: model.state(item) for item in model.items.values()}
+
+    def _snapshot(self, connection: Connection) -> tuple[Any, dict[int, set[tuple[int, str]]]]:
+        jobs, deps = self.tables.jobs, self.tables.deps
+        edges: dict[int, set[tuple[int, str]]] = {}
+        names = ("job_id", "depends_on_id", "on_failure")
+        query = select(*(deps.c[name] for name in names)).where(~deps.c.satisfied)
+        for job_id, upstream, rule in connection.execute(query):
+            edges.setdefault(job_id, set()).add((upstream, rule))
+        columns = [column for column in jobs.c if column.name not in ("args", "result")]
+        return connection.execute(select(*columns)).all(), edges
+
     async def open(self) -> list[int]:
         """Return the ids of all that has not ended."""
-        found = await self.scheduler.find(state=sorted(set(State) - ENDED), limit=100_000)
+        found = await self.scheduler.find(state=sorted(OPEN), limit=100_000)
         return [job.id for job in found]
 
     async def count(self) -> int:
         """Count all rows."""
         query = select(func.count()).select_from(self.tables.jobs)
-        return int(await self.do(lambda connection, _: connection.scalar(query)) or 0)
+        return int(await self.database.read(lambda connection: connection.scalar(query)) or 0)
 
     async def statements_of(self, step: Step[Any]) -> int:
         """Take a step, and count its statements."""
@@ -148,6 +188,3 @@ class Graphs(Jobs):
 
         await self.do(work)
         return len(counted)
-
-
-ENDED: Collection[State] = frozenset({State.DONE, State.FAILED, State.CANCELLED})

@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq import Cancelled, JobContext, JobNotFoundError, ParentError, State, after
-from conformance.kit import assert_nothing_is_stranded
 from conformance.steps import failed, spec
 from graphs.kit import Graphs, workflow
 
@@ -115,7 +114,7 @@ class TestContainer:
         assert await graphs.states(wf, *rest) == [CANCELLED] * (len(rest) + 1)
         assert await graphs.why(wf) == (CANCELLED, None)
         assert await graphs.why(follower) == (CANCELLED, wf.id)
-        await assert_nothing_is_stranded(graphs)
+        await graphs.assert_settled()
 
     async def test_before_anything_of_it_is_settled(self, graphs: Graphs) -> None:
         wf, rest = await deep_workflow(graphs)
@@ -206,7 +205,7 @@ class TestGrowing:
         assert len(started) == after_the_end
         assert await graphs.open() == []
         assert await graphs.state(pass_on) == CANCELLED
-        await assert_nothing_is_stranded(graphs)
+        await graphs.assert_settled()
 
     async def test_of_a_running_parent_whose_handler_returns_normally(self, graphs: Graphs) -> None:
         parent = await graphs.leased()

@@ -11,7 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from asyncjobq import CycleError, Job, JobContext, ParentError, State, constant
 from asyncjobq.control import Cancelled
 from asyncjobq.lease import Claimed
-from conformance.kit import assert_nothing_is_stranded
 from conformance.steps import TTL, failed, spec, succeeded
 from graphs.kit import Graphs, adding, workflow
 
@@ -223,7 +222,7 @@ class TestCancel:
         assert await graphs.state(parent) == WAITING
         await graphs.end(running)
         assert await graphs.states(parent, first) == [CANCELLED, DONE]
-        await assert_nothing_is_stranded(graphs)
+        await graphs.assert_settled()
 
     async def test_of_a_parent_that_was_taken_back_starts_it_no_more(self, graphs: Graphs) -> None:
         parent = await graphs.leased()

@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq import JobCancelled, JobFailed, ParentError, State, Workflow, after
-from conformance.kit import assert_nothing_is_stranded
 from conformance.steps import enqueuing, failed, spec
 from graphs.kit import Graphs, cancelling, workflow
 
@@ -213,7 +212,7 @@ class TestFailFast:
         await graphs.end(bad, outcome=failed())
         assert await graphs.states(*rest) == [CANCELLED] * len(rest)
         assert await graphs.why(wf) == (FAILED, first.id)
-        await assert_nothing_is_stranded(graphs)
+        await graphs.assert_settled()
 
     async def test_tells_what_runs_and_waits_for_it(self, graphs: Graphs) -> None:
         wf = workflow(fail_fast=True)

@@ -18,7 +18,6 @@ from asyncjobq import (
     after,
     constant,
 )
-from conformance.kit import assert_nothing_is_stranded
 from conformance.steps import TTL, enqueuing, failed, spec
 from graphs.kit import Graphs, cancelling, workflow
 
@@ -103,7 +102,7 @@ class TestWhatHasEndedBefore:
         await graphs.settle()
         cause = upstream.id if state is CANCELLED else None
         assert await graphs.why(job) == (state, cause)
-        await assert_nothing_is_stranded(graphs)
+        await graphs.assert_settled()
 
     async def test_holds_a_container_likewise(
         self, graphs: Graphs, before_it_is_settled: bool

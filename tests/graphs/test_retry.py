@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq import InvalidJobError, JobNotFoundError, State, after
 from asyncjobq.outcomes import Ending, Outcome
-from conformance.kit import assert_nothing_is_stranded
+from asyncjobq.settle import settle_once
 from conformance.steps import failed, spec
 from graphs.kit import Graphs, cancelling, retrying, workflow
 
@@ -135,8 +135,6 @@ class TestRevival:
 
     async def test_of_a_container_that_is_still_being_cancelled(self, graphs: Graphs) -> None:
         """It has been told, but what is in it has not: it is revived once it has ended."""
-        from asyncjobq.settle import settle_once
-
         bad = await graphs.leased()
         wf = workflow(depends_on=[bad.lease.job_id])
         inside = wf.add(spec())
@@ -246,7 +244,7 @@ class TestContainer:
         assert await graphs.states(good, after_good, behind) == [DONE, DONE, BLOCKED]
         assert await graphs.run_to_the_end() == [bad.id, cancelled.id, behind.id]
         assert await graphs.states(wf, inner) == [DONE, DONE]
-        await assert_nothing_is_stranded(graphs)
+        await graphs.assert_settled()
 
     async def test_that_was_cancelled_runs_on(self, graphs: Graphs) -> None:
         wf = workflow()

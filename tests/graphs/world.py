@@ -15,7 +15,7 @@ from asyncjobq.job import Job
 from asyncjobq.lease import Lease, reclaim_once
 from asyncjobq.outcomes import Outcome
 from asyncjobq.ready import promote_once
-from asyncjobq.settle import settle_once
+from asyncjobq.settle import Settled, Sweep, settle_once
 from asyncjobq.states import IN_FLIGHT, TERMINAL
 from conformance.steps import Step, claiming, succeeded
 from graphs.model import Change, Item, Model
@@ -130,26 +130,26 @@ class World:
         followers: int = FOLLOWERS,
         after: int = 0,
         crash_after: int | None = None,
-    ) -> bool:
-        """Settle some rows; whatever that changes must be possible. Tell whether to go on."""
+    ) -> Settled:
+        """Settle some rows; whatever that changes must be possible."""
         settle.FOLLOWERS = followers  # type: ignore[misc]
         try:
             done = self.take(lambda c, b: settle_once(c, b, after=after, limit=limit), crash_after)
         except Crash:
             self.change({})
-            return True
+            return Settled()
         finally:
             settle.FOLLOWERS = FOLLOWERS  # type: ignore[misc]
         self._follow()
-        return done.moved
+        return done
 
     def settle(self, limit: int = settle.ROWS, followers: int = FOLLOWERS) -> None:
         """Settle all that can be, and see that it is the end of it: the states are the oracle's."""
-        for _ in range(TICKS):
-            if not self.settle_once(limit, followers):
-                break
-        else:
-            raise AssertionError(f"settling does not come to an end: {self.unsettled}")
+        sweep, calls = Sweep(), 0
+        while not sweep.over:
+            sweep.note(self.settle_once(limit, followers, sweep.after))
+            calls += 1
+            assert calls < TICKS, f"settling does not come to an end: {self.unsettled}"
         assert not self.unsettled, f"unsettled rows are left: {self.unsettled}"
         change = next(self.model.possible_changes(), None)
         assert change is None, f"settling left undone: {change}"
