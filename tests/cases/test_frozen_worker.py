@@ -28,7 +28,8 @@ async def test_late_owner_changes_nothing(case: Case, lease: float) -> None:
     await case.up(old)
     awaiting = await case.add("awaiting", seconds=0.4)
     blocking = await case.add("blocking", "block", seconds=0.4)
-    after = await case.add("after", "look_up", key=0, depends_on=[awaiting, blocking])
+    upstreams = [awaiting, blocking]
+    after = await case.add("after", "look_up", key=0, queue="B", depends_on=upstreams)
     await wait_until(lambda: len(case.log.starts(pid=old.pid)) == 2, 10.0, "both jobs run")
     await case.freeze(old)
     new = case.start_worker("B", seconds=0.8, clock_offset=0.0 if lease == 1.0 else lease)

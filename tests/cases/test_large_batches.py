@@ -27,7 +27,7 @@ async def test_many_jobs_at_once_and_one_after_all_of_them(case: Case) -> None:
 
     waiting = await case.add("waits for all", depends_on=upstreams)
     assert await case.rows(select(func.count()).select_from(JobDepRow)) == [(JOBS,)]
-    worker = case.start_worker()
+    worker = case.start_worker(lease_ttl=10.0)
     await case.up(worker)
     await case.check_alive(worker)
     assert (await case.scheduler.get(waiting)).state == "blocked"

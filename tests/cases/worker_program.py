@@ -122,7 +122,8 @@ def run(settings: Settings) -> None:
         log.write(settings.worker_id, 0, "waiting")
         while not Path(settings.start_when).exists():
             time.sleep(0.001)
-    asyncio.run(_serve(scheduler, settings, log))
+    # Without the checks of `-X dev`, which cost most of the time where many processes share a core.
+    asyncio.run(_serve(scheduler, settings, log), debug=False)
 
 
 if __name__ == "__main__":
