@@ -36,8 +36,9 @@ from asyncjobq.errors import (
 )
 from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
-from asyncjobq.job import Job, JobOptions, JobSpec, Node, Upstream, after
+from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.models import JobDepRow, JobRow
+from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.states import Kind, State
 from asyncjobq.workflow import Container, Workflow

@@ -10,8 +10,9 @@ from asyncjobq.backends.base import Backend
 from asyncjobq.drafts import Draft
 from asyncjobq.enqueue import insert_drafts
 from asyncjobq.errors import ParentError
-from asyncjobq.job import COLUMNS, Job, JobSpec, check_text
+from asyncjobq.job import COLUMNS, Job
 from asyncjobq.lease import Lease, still_ours
+from asyncjobq.options import JobSpec, check_text
 from asyncjobq.workflow import below
 
 

@@ -11,7 +11,8 @@ import anyio.from_thread
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq import codec
-from asyncjobq.job import Job, JobSpec
+from asyncjobq.job import Job
+from asyncjobq.options import JobSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")

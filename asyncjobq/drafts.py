@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncjobq.errors import CycleError, InvalidJobError
-from asyncjobq.job import JobRef, JobSpec, Node, Upstream, id_of
+from asyncjobq.job import JobRef, Node, Upstream, id_of
+from asyncjobq.options import JobSpec
 from asyncjobq.states import Kind
 
 

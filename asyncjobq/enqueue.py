@@ -25,8 +25,9 @@ from asyncjobq.errors import (
     ParentError,
     UnknownUpstreamError,
 )
-from asyncjobq.job import COLUMNS, UNSET, Job, JobOptionArgs, JobSpec
+from asyncjobq.job import COLUMNS, Job
 from asyncjobq.models import tables_for
+from asyncjobq.options import UNSET, JobOptionArgs, JobSpec
 from asyncjobq.specs import as_spec, checked_args
 from asyncjobq.states import TERMINAL, Kind, State
 

@@ -23,7 +23,7 @@ from asyncjobq.arguments import Arguments, underlying
 from asyncjobq.backoff import RetryPolicy, constant, exponential, none
 from asyncjobq.conversion import json_values, reason_of
 from asyncjobq.errors import AsyncJobQError, HandlerError, ResultError
-from asyncjobq.job import UNSET, JobOptions, JobSpec
+from asyncjobq.options import UNSET, JobOptions, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping

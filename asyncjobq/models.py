@@ -7,7 +7,6 @@ with a prefix. DDL details that differ between databases are SQLAlchemy's own di
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -16,12 +15,9 @@ from typing import Any, Final, cast
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     CheckConstraint,
     ColumnElement,
-    Dialect,
     Double,
-    ForeignKeyConstraint,
     FromClause,
     Index,
     Integer,
@@ -30,69 +26,29 @@ from sqlalchemy import (
     Table,
     false,
     literal_column,
-    text,
     true,
 )
-from sqlalchemy.dialects import sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 
-from asyncjobq.column_types import MYSQL_FAMILY, JsonText, Key, LongText, UtcDateTime
+from asyncjobq.column_types import JsonText, Key, LongText, UtcDateTime
+from asyncjobq.ddl import MYSQL, Flag, JobId, partial_index, reference
 from asyncjobq.errors import ConfigurationError
+from asyncjobq.satellites import AttemptColumns, PauseColumns, ScheduleColumns, SchemaVersionColumns
 from asyncjobq.states import State
 
 SCHEMA_VERSION: Final = 1
 LANE: Final = ("queue", "type", "limit_key", "group_key")
 DEFAULT_PRIORITY: Final = 100
 
-# SQLite gives ids that grow and are never used again only to a plain INTEGER primary key.
-JobId = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
-Flag = Boolean(create_constraint=False)
-
 _NAMES: Final = {
     "pk": "%(table_name)s_pkey",
     "fk": "%(table_name)s_%(column_0_name)s_fkey",
     "ck": "%(table_name)s_%(constraint_name)s_check",
 }
-_MYSQL: Final = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
 
 
 def _quoted(values: type[StrEnum]) -> str:
     return ", ".join(f"'{value}'" for value in values)
-
-
-def _on(names: tuple[str, ...], *, but: bool = False) -> Callable[..., bool]:
-    """Return the test whether DDL goes to these databases, or to all but them."""
-
-    def fits(_ddl: Any, _target: Any, _bind: Any, *, dialect: Dialect, **_kw: Any) -> bool:
-        return (dialect.name in names) != but
-
-    return fits
-
-
-def _partial(name: str, condition: str, *columns: str) -> tuple[Index, Index]:
-    """Return a partial index and, where there are none, the same led by the condition's column.
-
-    SQLite uses a partial index only for queries that spell its condition in the same way, and has
-    no boolean literals.
-    """
-    leading = condition.removeprefix("NOT ").split()[0]
-    spelled = {"NOT settled": "settled = 0", "in_flight": "in_flight = 1"}.get(condition, condition)
-    kept = Index(name, *columns, postgresql_where=text(condition), sqlite_where=text(spelled))
-    plain = Index(name, *dict.fromkeys((leading, *columns)))
-    kept.ddl_if(callable_=_on(MYSQL_FAMILY, but=True))
-    plain.ddl_if(callable_=_on(MYSQL_FAMILY))
-    return kept, plain
-
-
-def _reference(column: str, target: str) -> ForeignKeyConstraint:
-    """Return a foreign key, which MySQL and MariaDB must not have.
-
-    There, a caller's uncommitted edge or child would hold a shared lock on the row of a running
-    job, and block the renewal of every lease of that job's worker.
-    """
-    constraint = ForeignKeyConstraint([column], [target])
-    constraint.ddl_if(callable_=_on(MYSQL_FAMILY, but=True))
-    return constraint
 
 
 class JobColumns:
@@ -150,24 +106,24 @@ class JobColumns:
             CheckConstraint("kind IN ('job', 'container')", name="kind"),
             CheckConstraint("weight > 0", name="weight"),
             CheckConstraint(f"state IN ({_quoted(State)})", name="state"),
-            _reference("parent_id", f"{name}.id"),
+            reference("parent_id", f"{name}.id"),
             # The claim and the scan of lanes (ready.py).
-            *_partial(f"{name}_ready", "state = 'ready'", *LANE, "priority", "id"),
+            *partial_index(f"{name}_ready", "state = 'ready'", *LANE, "priority", "id"),
             # Promoting what is due (ready.py).
-            *_partial(f"{name}_due", "state = 'scheduled'", "run_after", "id"),
+            *partial_index(f"{name}_due", "state = 'scheduled'", "run_after", "id"),
             # The reclaim (lease.py). Without lease_expires, so that a renewal touches no index.
-            *_partial(f"{name}_in_flight", "in_flight", "id"),
+            *partial_index(f"{name}_in_flight", "in_flight", "id"),
             # The outbox (settle.py).
-            *_partial(f"{name}_unsettled", "NOT settled", "id"),
+            *partial_index(f"{name}_unsettled", "NOT settled", "id"),
             # The children of a job and their states (settle.py).
             Index(f"{name}_children", "parent_id", "state"),
             # A child that a later attempt of its parent names again (enqueue.py).
             Index(f"{name}_child_key", "parent_id", "child_key", unique=True),
             # What a failure cancelled, when it is retried (settle.py).
-            *_partial(f"{name}_cause", "cause IS NOT NULL", "cause"),
+            *partial_index(f"{name}_cause", "cause IS NOT NULL", "cause"),
             # Unique keys; NULL collides with nothing.
             Index(f"{name}_unique_held", "unique_held", unique=True),
-            {"sqlite_autoincrement": True, **_MYSQL},
+            {"sqlite_autoincrement": True, **MYSQL},
         )
 
 
@@ -186,21 +142,12 @@ class JobDepColumns:
     @classmethod
     def __table_args__(cls) -> tuple[Any, ...]:
         return (
-            _reference("job_id", f"{cls.__jobs__}.id"),
-            _reference("depends_on_id", f"{cls.__jobs__}.id"),
+            reference("job_id", f"{cls.__jobs__}.id"),
+            reference("depends_on_id", f"{cls.__jobs__}.id"),
             # The dependants of a job that ended (settle.py).
             Index(f"{cls.__tablename__}_depends_on", "depends_on_id", "satisfied"),
-            _MYSQL,
+            MYSQL,
         )
-
-
-class SchemaVersionColumns:
-    """One row: which version of these tables this is; its table also marks them as ours."""
-
-    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    version: Mapped[int] = mapped_column(Integer)
-
-    __table_args__ = (_MYSQL,)
 
 
 class Base(DeclarativeBase):
@@ -228,6 +175,27 @@ class SchemaVersionRow(SchemaVersionColumns, Base):
     __tablename__ = "asyncjobq_schema"
 
 
+class AttemptRow(AttemptColumns, Base):
+    """One attempt that did not succeed."""
+
+    __tablename__ = "job_attempts"
+
+
+class ScheduleRow(ScheduleColumns, Base):
+    """One recurring job."""
+
+    __tablename__ = "job_schedules"
+
+
+class PauseRow(PauseColumns, Base):
+    """One pause of a queue or a type."""
+
+    __tablename__ = "job_pauses"
+
+
+_MODELS: Final = (JobRow, JobDepRow, SchemaVersionRow, AttemptRow, ScheduleRow, PauseRow)
+
+
 def in_state(jobs: FromClause, state: State) -> ColumnElement[bool]:
     """Return the condition that a job is in this state.
 
@@ -247,6 +215,14 @@ class Tables:
     jobs: Table
     deps: Table
     version: Table
+    attempts: Table
+    schedules: Table
+    pauses: Table
+
+    @property
+    def all(self) -> list[Table]:
+        """All of them, referenced ones first."""
+        return [self.version, self.jobs, self.deps, self.attempts, self.schedules, self.pauses]
 
     def jobs_as(self, name: str) -> FromClause:
         """Return the jobs under another name in a query; kept, for making one costs 40 columns."""
@@ -272,22 +248,22 @@ def tables_for(schema: str | None = None, prefix: str = "") -> Tables:
 @lru_cache
 def _tables(schema: str | None, prefix: str) -> Tables:
     if schema is None and not prefix:
-        models: tuple[type[DeclarativeBase], ...] = (JobRow, JobDepRow, SchemaVersionRow)
+        models: tuple[type[DeclarativeBase], ...] = _MODELS
         metadata = Base.metadata
     else:
         metadata = MetaData(schema=schema, naming_convention=_NAMES)
         models = _models_under(metadata, prefix)
-    jobs, deps, version = (cast(Table, model.__table__) for model in models)
-    return Tables(schema, prefix, metadata, jobs, deps, version)
+    return Tables(schema, prefix, metadata, *(cast(Table, model.__table__) for model in models))
 
 
 def _models_under(metadata: MetaData, prefix: str) -> tuple[type[DeclarativeBase], ...]:
     base = type("Base", (DeclarativeBase,), {"metadata": metadata})
-    jobs = {"__tablename__": f"{prefix}jobs"}
-    deps = {"__tablename__": f"{prefix}job_deps", "__jobs__": f"{prefix}jobs"}
-    version = {"__tablename__": f"{prefix}asyncjobq_schema"}
-    return (
-        type("JobRow", (JobColumns, base), jobs),
-        type("JobDepRow", (JobDepColumns, base), deps),
-        type("SchemaVersionRow", (SchemaVersionColumns, base), version),
+    jobs = {"__jobs__": f"{prefix}jobs"}
+    return tuple(
+        type(
+            model.__name__,
+            (model.__bases__[0], base),
+            {"__tablename__": prefix + model.__tablename__, **jobs},
+        )
+        for model in _MODELS
     )

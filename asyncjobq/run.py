@@ -22,8 +22,8 @@ from asyncjobq.clock import monotonic, seconds
 from asyncjobq.context import JobContext
 from asyncjobq.errors import ArgumentsError, Cancel, Fail, ResultError, Retry, Snooze
 from asyncjobq.handlers import AnyHandler
-from asyncjobq.job import LONGEST
 from asyncjobq.lease import Claimed
+from asyncjobq.options import LONGEST
 from asyncjobq.outcomes import Ending, Outcome
 
 logger = logging.getLogger("asyncjobq.run")

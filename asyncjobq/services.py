@@ -14,8 +14,9 @@ from asyncjobq.backends.base import Database
 from asyncjobq.callers import in_transaction_of
 from asyncjobq.children import add_child
 from asyncjobq.context import LeaseRef
-from asyncjobq.job import Job, JobSpec
+from asyncjobq.job import Job
 from asyncjobq.lease import Lease
+from asyncjobq.options import JobSpec
 from asyncjobq.wake import ring_all
 
 

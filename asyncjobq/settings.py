@@ -12,7 +12,7 @@ from typing import Any
 from asyncjobq.clock import seconds
 from asyncjobq.codec import MAX_BYTES
 from asyncjobq.errors import ConfigurationError
-from asyncjobq.job import LONGEST, NO_TIMEOUT
+from asyncjobq.options import LONGEST, NO_TIMEOUT
 
 Duration = float | timedelta
 

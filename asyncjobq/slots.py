@@ -17,8 +17,8 @@ from asyncjobq.fairshare import Charge, FairShare
 from asyncjobq.finalize import Finished
 from asyncjobq.handlers import AnyHandler
 from asyncjobq.heartbeat import Heartbeat
-from asyncjobq.job import NO_TIMEOUT
 from asyncjobq.lease import Claimed
+from asyncjobq.options import NO_TIMEOUT
 from asyncjobq.outcomes import Ending, Outcome
 from asyncjobq.run import JobRun, Stop
 from asyncjobq.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncjobq import codec
 from asyncjobq.errors import ArgumentsError, InvalidJobError
-from asyncjobq.job import JobSpec
+from asyncjobq.options import JobSpec
 
 
 def as_spec(

@@ -14,8 +14,8 @@ from asyncjobq.backends.base import Database, Lane, Take
 from asyncjobq.clock import monotonic
 from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import AnyHandler, Handlers
-from asyncjobq.job import UNSET
 from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
+from asyncjobq.options import UNSET
 from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep, settle_once

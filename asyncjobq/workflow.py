@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar, Unpack
 
 from asyncjobq.drafts import Draft
 from asyncjobq.errors import InvalidJobError
-from asyncjobq.job import JobOptionArgs, JobOptions, JobRef, JobSpec, Node, Upstream
+from asyncjobq.job import JobRef, Node, Upstream
+from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec
 from asyncjobq.states import Kind
 
 R = TypeVar("R")

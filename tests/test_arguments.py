@@ -24,7 +24,7 @@ from pydantic import (
 from asyncjobq.context import JobContext
 from asyncjobq.errors import ArgumentsError, HandlerError, ResultError
 from asyncjobq.handlers import Handler, Handlers
-from asyncjobq.job import JobSpec
+from asyncjobq.options import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

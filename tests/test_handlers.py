@@ -14,7 +14,7 @@ from asyncjobq.backoff import constant, exponential, none
 from asyncjobq.context import JobContext
 from asyncjobq.errors import ArgumentsError, HandlerError
 from asyncjobq.handlers import HandlerOptions, Handlers
-from asyncjobq.job import NO_TIMEOUT, UNSET
+from asyncjobq.options import NO_TIMEOUT, UNSET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -43,7 +43,7 @@ def ensure_schema(connection: Connection, backend: Backend) -> None:
         if tables.schema is not None:
             _create_namespace(connection, tables.schema)
         tables.version.create(connection, checkfirst=True)
-        tables.metadata.create_all(connection, tables=[tables.jobs, tables.deps], checkfirst=True)
+        tables.metadata.create_all(connection, tables=tables.all, checkfirst=True)
         backend.insert_if_absent(connection, tables.version, [{"id": 1, "version": 0}])
         connection.execute(update(tables.version).values(version=SCHEMA_VERSION))
 
@@ -89,7 +89,7 @@ def _refuse_unknown(version: int | None) -> None:
 
 def _refuse_foreign(connection: Connection, tables: Tables) -> None:
     tables_there = inspect(connection)
-    names = sorted((tables.jobs.name, tables.deps.name))
+    names = sorted(table.name for table in tables.all)
     taken = [name for name in names if tables_there.has_table(name, schema=tables.schema)]
     if taken:
         raise SchemaError(

@@ -16,7 +16,7 @@ from asyncjobq import (
     State,
     UnknownUpstreamError,
 )
-from asyncjobq.job import NO_TIMEOUT
+from asyncjobq.options import NO_TIMEOUT
 from conformance.kit import Jobs
 from conformance.steps import enqueuing, ids_of, spec
 

@@ -170,7 +170,7 @@ def test_the_context() -> None:
 
 def test_the_options_of_a_job() -> None:
     assert list(JobOptions.__dataclass_fields__) == OPTIONS.split()
-    assert set(asyncjobq.job.JobOptionArgs.__annotations__) == set(OPTIONS.split())
+    assert set(asyncjobq.options.JobOptionArgs.__annotations__) == set(OPTIONS.split())
 
 
 def test_a_job_is_frozen_plain_and_pickles() -> None:

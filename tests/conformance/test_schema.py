@@ -22,7 +22,14 @@ from conformance.steps import id_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TABLES = {"jobs", "job_deps", "asyncjobq_schema"}
+TABLES = {
+    "jobs",
+    "job_deps",
+    "job_attempts",
+    "job_schedules",
+    "job_pauses",
+    "asyncjobq_schema",
+}
 
 
 async def execute(url: str, *statements: str) -> None:

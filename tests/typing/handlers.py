@@ -17,7 +17,7 @@ from typing import Any, assert_type
 from asyncjobq.backoff import constant
 from asyncjobq.context import JobContext
 from asyncjobq.handlers import Handler, Handlers
-from asyncjobq.job import JobSpec
+from asyncjobq.options import JobSpec
 
 handlers = Handlers()
 

@@ -1,0 +1,89 @@
+"""The columns of the small tables beside `jobs` and `job_deps`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, Double, Index, Integer, String
+from sqlalchemy.orm import Mapped, declared_attr, mapped_column
+
+from asyncjobq.column_types import JsonText, Key, LongText, UtcDateTime
+from asyncjobq.ddl import MYSQL, Flag, JobId
+
+
+class SchemaVersionColumns:
+    """One row: which version of these tables this is; its table also marks them as ours."""
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    version: Mapped[int] = mapped_column(Integer)
+
+    __table_args__ = (MYSQL,)
+
+
+class AttemptColumns:
+    """One attempt that did not succeed; a job's rows go when the job goes."""
+
+    __tablename__: str
+
+    id: Mapped[int] = mapped_column(JobId, primary_key=True, autoincrement=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    attempt: Mapped[int] = mapped_column(Integer)
+    ending: Mapped[str] = mapped_column(Key(16))
+    error_type: Mapped[str | None] = mapped_column(String(255))
+    message: Mapped[str | None] = mapped_column(LongText)
+    traceback: Mapped[str | None] = mapped_column(LongText)
+    worker: Mapped[str | None] = mapped_column(Key(255))
+    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        return (
+            # The attempts of a job, in order (inspection.py).
+            Index(f"{cls.__tablename__}_job", "job_id", "id"),
+            {"sqlite_autoincrement": True, **MYSQL},
+        )
+
+
+class ScheduleColumns:
+    """One recurring job."""
+
+    __tablename__: str
+
+    name: Mapped[str] = mapped_column(Key(255), primary_key=True)
+    cron: Mapped[str | None] = mapped_column(String(255))
+    every: Mapped[float | None] = mapped_column(Double)
+    timezone: Mapped[str] = mapped_column(String(64), server_default="UTC")
+    catch_up: Mapped[str] = mapped_column(Key(16))
+    type: Mapped[str] = mapped_column(Key(128))
+    args: Mapped[Any] = mapped_column(JsonText)
+    options: Mapped[Any] = mapped_column(JsonText)
+    paused: Mapped[bool] = mapped_column(Flag)
+    next_fire: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_fire: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_job_id: Mapped[int | None] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        return (
+            # Which fire next (schedules.py).
+            Index(f"{cls.__tablename__}_next_fire", "next_fire"),
+            MYSQL,
+        )
+
+
+class PauseColumns:
+    """A queue or a type of which no job is started."""
+
+    __tablename__: str
+
+    kind: Mapped[str] = mapped_column(Key(16), primary_key=True)
+    name: Mapped[str] = mapped_column(Key(128), primary_key=True)
+    paused_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+    __table_args__ = (MYSQL,)

@@ -1,0 +1,165 @@
+"""The façade: opens a transaction, calls one function of the path, and owns the worker's life."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Self
+
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from asyncjobq.backends import open_database
+from asyncjobq.codec import MAX_BYTES
+from asyncjobq.errors import DatabaseUnavailableError, SchedulerStateError
+from asyncjobq.handlers import Handlers
+from asyncjobq.lifetime import ended, signals_handled
+from asyncjobq.models import tables_for
+from asyncjobq.scheduler.controls import Controls
+from asyncjobq.scheduler.enqueuing import Enqueuing
+from asyncjobq.scheduler.questions import Questions
+from asyncjobq.services import HandlerServices
+from asyncjobq.settings import Duration, checked_settings
+from asyncjobq.states import State
+from asyncjobq.waiting import Waiters
+from asyncjobq.worker import Worker
+
+logger = logging.getLogger("asyncjobq.scheduler")
+
+
+class Scheduler(Enqueuing, Questions, Controls):
+    """Enqueues jobs, runs them, and answers questions about them, on one database.
+
+    `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
+    `handlers`, registries that exist without a scheduler. `concurrency` is the number of slots of
+    this worker, `queues` the queues it serves, or a mapping to the slots of each. Durations are
+    seconds or timedeltas: a lease that is not renewed for `lease_ttl` is taken back, due work is
+    looked for every `poll_interval` at least, jobs have `stop_timeout` to end when the scheduler
+    is stopped, and `default_timeout` in all where neither they nor their handler say otherwise
+    (None: no end). `listen_url` reaches PostgreSQL directly where `database` goes through a pooler
+    that passes no notifications on. `schema` and `table_prefix` say where the tables are.
+    """
+
+    def __init__(
+        self,
+        database: str | URL | AsyncEngine,
+        *,
+        handlers: Iterable[Handlers] = (),
+        concurrency: int = 10,
+        queues: Iterable[str] | Mapping[str, int] = ("default",),
+        lease_ttl: Duration = 30.0,
+        poll_interval: Duration = 1.0,
+        stop_timeout: Duration = 20.0,
+        default_timeout: Duration | None = 3600.0,
+        max_result_bytes: int = MAX_BYTES,
+        listen_url: str | URL | None = None,
+        worker_id: str | None = None,
+        schema: str | None = None,
+        table_prefix: str = "",
+    ) -> None:
+        self.settings = checked_settings(
+            worker_id=worker_id,
+            concurrency=concurrency,
+            queues=queues,
+            lease_ttl=lease_ttl,
+            poll_interval=poll_interval,
+            stop_timeout=stop_timeout,
+            default_timeout=default_timeout,
+            max_result_bytes=max_result_bytes,
+        )
+        tables = tables_for(schema, table_prefix)
+        self._database = open_database(
+            database, tables, lease_ttl=self.settings.lease_ttl, listen_url=listen_url
+        )
+        self._handlers = Handlers()
+        self._registries = tuple(handlers)
+        self.handler = self._handlers.handler
+        self._worker: Worker | None = None
+        self._waiters = Waiters()
+
+    async def serve(self) -> None:
+        """Run jobs until `stop()` is called or this call is cancelled.
+
+        Cancelling it stops claiming, lets running jobs end for `stop_timeout`, cancels the rest,
+        and then re-raises; a second cancellation cuts the waiting short. Raises
+        ConfigurationError and SchemaError at the start; a database that is down is waited for.
+        """
+        await self._supervise(self._new_worker())
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Self]:
+        """Run jobs in the background while the block lasts: for lifespans of web applications.
+
+        Configuration and schema errors raise on entry, a database that is down does not.
+        """
+        with suppress(DatabaseUnavailableError):
+            await self.check_database()
+        task = asyncio.create_task(self._supervise(self._new_worker()), name="asyncjobq serve")
+        task.add_done_callback(_log_failure)
+        try:
+            yield self
+        finally:
+            self.stop()
+            await ended(task, self.stop)
+
+    def run(self) -> None:
+        """Run jobs until SIGINT or SIGTERM: for scripts, which have no event loop yet."""
+        asyncio.run(self.serve_until_signalled())
+
+    async def serve_until_signalled(self) -> None:
+        """Serve until SIGINT or SIGTERM, which stops in good order; a second one stops at once."""
+        with signals_handled(self.stop):
+            await self.serve()
+
+    def stop(self) -> None:
+        """Ask `serve()` to end in good order; a second call cuts the waiting short."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    async def drain(self, *, scheduled: bool = False) -> dict[State, int]:
+        """Run jobs until nothing of this scheduler's queues and types is runnable or running.
+
+        Returns how many jobs ended in which state. With `scheduled`, due times are waited for.
+        """
+        await self.check_database()
+        worker = self._new_worker()
+        worker.end_when_idle(scheduled=scheduled)
+        await self._supervise(worker)
+        return {state: worker.ended[state] for state in (State.DONE, State.FAILED, State.CANCELLED)}
+
+    async def aclose(self) -> None:
+        """Stop serving and close the connections opened on this loop, an own engine's too."""
+        self.stop()
+        if self._worker is not None:
+            await self._worker.stopped.wait()
+        await self._database.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def _supervise(self, worker: Worker) -> None:
+        task = asyncio.create_task(worker.serve(self.check_database), name="asyncjobq worker")
+        try:
+            await ended(task, worker.stop)
+        finally:
+            self._worker = None
+
+    def _new_worker(self) -> Worker:
+        if self._worker is not None:
+            raise SchedulerStateError("This scheduler serves already; stop() it first.")
+        services = HandlerServices(self._database, self._spec, self.enqueue)
+        worker = Worker(self._database, self._registry(), self.settings, services)
+        worker.on_end = self._waiters.tell
+        self._worker = worker
+        return worker
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Say at once what ended a worker in the background; its block may go on for long."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("The worker has ended: %s", error, exc_info=error)

@@ -1,0 +1,150 @@
+"""Jobs in: the methods of the scheduler that enqueue."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeVar, Unpack, overload
+
+from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of
+from asyncjobq.drafts import Draft
+from asyncjobq.enqueue import insert_drafts, insert_jobs
+from asyncjobq.errors import InvalidJobError
+from asyncjobq.handlers import Handlers
+from asyncjobq.job import Job
+from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec
+from asyncjobq.scheduler.access import Access
+from asyncjobq.specs import as_spec, checked_args
+from asyncjobq.states import Kind
+from asyncjobq.workflow import Workflow
+
+R = TypeVar("R")
+
+
+class Enqueuing(Access):
+    """Enqueues jobs, checking their arguments where their handler is known."""
+
+    _handlers: Handlers
+    _registries: tuple[Handlers, ...]
+
+    @overload
+    async def enqueue(
+        self,
+        job: JobSpec[R],
+        /,
+        *,
+        session: AsyncCaller | None = None,
+        **options: Unpack[JobOptionArgs],
+    ) -> Job[R]: ...
+    @overload
+    async def enqueue(
+        self,
+        job: str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        *,
+        session: AsyncCaller | None = None,
+        **options: Unpack[JobOptionArgs],
+    ) -> Job[Any]: ...
+    async def enqueue(
+        self,
+        job: JobSpec[Any] | str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        *,
+        session: AsyncCaller | None = None,
+        **options: Unpack[JobOptionArgs],
+    ) -> Job[Any]:
+        """Enqueue one job: `handler.job(...)`, or a type's name with its arguments as a dict.
+
+        With `session` (an AsyncSession or AsyncConnection) the job is a row of the caller's
+        transaction: it exists when that commits, and never if it is rolled back. Without, it is
+        committed here. Raises InvalidJobError before anything is written.
+        """
+        spec = self._spec(job, args, options)
+        return (await self._insert([spec], session))[0]
+
+    async def enqueue_many(
+        self, jobs: Iterable[JobSpec[R]], /, *, session: AsyncCaller | None = None
+    ) -> list[Job[R]]:
+        """Enqueue many jobs in one transaction, in order, with few statements."""
+        return await self._insert([self._checked(spec) for spec in jobs], session)
+
+    @overload
+    def enqueue_sync(
+        self, session: SyncCaller, job: JobSpec[R], /, **options: Unpack[JobOptionArgs]
+    ) -> Job[R]: ...
+    @overload
+    def enqueue_sync(
+        self,
+        session: SyncCaller,
+        job: str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        **options: Unpack[JobOptionArgs],
+    ) -> Job[Any]: ...
+    def enqueue_sync(
+        self,
+        session: SyncCaller,
+        job: JobSpec[Any] | str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        **options: Unpack[JobOptionArgs],
+    ) -> Job[Any]:
+        """Enqueue one job in the transaction of a synchronous Session or Connection."""
+        spec = self._spec(job, args, options)
+        work = self._in_callers_terms(lambda c, backend: insert_jobs(c, backend, [spec]))
+        return in_sync_transaction_of(session, work)[0]
+
+    @asynccontextmanager
+    async def workflow(
+        self,
+        name: str,
+        /,
+        *,
+        session: AsyncCaller | None = None,
+        fail_fast: bool = False,
+        **options: Unpack[JobOptionArgs],
+    ) -> AsyncIterator[Workflow]:
+        """Describe a graph in the block; it is written when the block ends, and not if it raises.
+
+        The workflow is a container: it ends when the last job in it has ended. Nothing is written
+        if anything in it is refused.
+        """
+        workflow = Workflow(name, JobOptions.of({**options, "name": name}), fail_fast=fail_fast)
+        yield workflow
+        drafts = [self._checked_draft(draft) for draft in workflow.drafts]
+        jobs = await self._write(lambda c, b: insert_drafts(c, b, drafts), session)
+        for draft, job in zip(drafts, jobs, strict=True):
+            if draft.node is not None:
+                draft.node.write(job.id)
+
+    def _checked_draft(self, draft: Draft) -> Draft:
+        if draft.kind is Kind.CONTAINER:
+            return draft
+        return replace(draft, spec=self._checked(draft.spec))
+
+    def _spec(
+        self, job: JobSpec[Any] | str, args: Mapping[str, Any] | None, options: Mapping[str, Any]
+    ) -> JobSpec[Any]:
+        return self._checked(as_spec(job, args, options))
+
+    def _checked(self, spec: JobSpec[Any]) -> JobSpec[Any]:
+        if not isinstance(spec, JobSpec):
+            raise InvalidJobError(f"{spec!r} is not a job; make one with handler.job(...).")
+        handler = self._registry().find(spec.type)
+        if handler is None:
+            return replace(spec, args=checked_args(spec, None))
+        args = checked_args(spec, handler.encode)
+        return replace(spec, args=args, default_queue=spec.default_queue or handler.options.queue)
+
+    async def _insert(
+        self, specs: Sequence[JobSpec[Any]], session: AsyncCaller | None
+    ) -> list[Job[Any]]:
+        return await self._write(lambda c, b: insert_jobs(c, b, specs), session)
+
+    def _registry(self) -> Handlers:
+        """Return the handlers, with what was added to their registries meanwhile."""
+        self._handlers.include(*self._registries)
+        return self._handlers
