@@ -31,6 +31,8 @@ from asyncjobq.errors import (
     SchedulerStateError,
     SchemaError,
     Snooze,
+    StaleSnapshotError,
+    UniqueConflictError,
     UnknownUpstreamError,
     UnsupportedDatabaseError,
 )
@@ -84,7 +86,9 @@ __all__ = [
     "SchedulerStateError",
     "SchemaError",
     "Snooze",
+    "StaleSnapshotError",
     "State",
+    "UniqueConflictError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",

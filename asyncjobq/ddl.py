@@ -41,6 +41,16 @@ def partial_index(name: str, condition: str, *columns: str) -> tuple[Index, Inde
     return kept, plain
 
 
+def unique_index(name: str, column: str) -> Index:
+    """Return a unique index in which NULL collides with nothing.
+
+    Partial where that is possible: PostgreSQL then does not count the column among those that a
+    foreign key might refer to, so that a write of it waits for no caller's uncommitted edge.
+    """
+    there = text(f"{column} IS NOT NULL")
+    return Index(name, column, unique=True, postgresql_where=there, sqlite_where=there)
+
+
 def reference(column: str, target: str) -> ForeignKeyConstraint:
     """Return a foreign key, which MySQL and MariaDB must not have.
 

@@ -17,13 +17,16 @@ from sqlalchemy import (
     case,
     func,
     literal,
+    literal_column,
+    null,
     select,
     update,
 )
 
 from asyncjobq import ready
 from asyncjobq.backends.base import Backend, Take, chunked
-from asyncjobq.states import State
+from asyncjobq.column_types import Key
+from asyncjobq.states import State, UniqueWhile
 from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
 
 WORKER_LOST: Final = (
@@ -99,6 +102,10 @@ def claim_once(
         "timeout": _filled_in(jobs.c.timeout, jobs.c.type, defaults.timeout),
         "started_at": backend.now(),
         "updated_at": backend.now(),
+        "unique_held": case(
+            (jobs.c.unique_while == literal_column(f"'{UniqueWhile.WAITING}'", Key(16)), null()),
+            else_=jobs.c.unique_held,
+        ),
     }
     columns = [
         *(jobs.c[name] for name in ("id", "lease_token", "queue", "type", "group_key", "weight")),
@@ -162,7 +169,7 @@ def reclaim_once(connection: Connection, backend: Backend, limit: int = 500) -> 
         return []
     columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
     columns += [jobs.c.attempt, jobs.c.max_attempts]
-    rows = backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired)
+    rows = backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired, ending=True)
     taken = [_taken_back(row) for row in rows]
     end_jobs(connection, backend, [item for item in taken if isinstance(item, End)])
     return_jobs(connection, backend, [item for item in taken if isinstance(item, Return)])

@@ -31,9 +31,15 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 
 from asyncjobq.column_types import JsonText, Key, LongText, UtcDateTime
-from asyncjobq.ddl import MYSQL, Flag, JobId, partial_index, reference
+from asyncjobq.ddl import MYSQL, Flag, JobId, partial_index, reference, unique_index
 from asyncjobq.errors import ConfigurationError
-from asyncjobq.satellites import AttemptColumns, PauseColumns, ScheduleColumns, SchemaVersionColumns
+from asyncjobq.satellites import (
+    AttemptColumns,
+    KeyLockColumns,
+    PauseColumns,
+    ScheduleColumns,
+    SchemaVersionColumns,
+)
 from asyncjobq.states import State
 
 SCHEMA_VERSION: Final = 1
@@ -86,6 +92,9 @@ class JobColumns:
     heartbeat_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     cancel_requested: Mapped[bool] = mapped_column(Flag, server_default=false())
     fail_fast: Mapped[bool] = mapped_column(Flag, server_default=false())
+    # The key asked for, and while what it is held; NULL: for the period up to unique_until.
+    unique_key: Mapped[str | None] = mapped_column(Key(255))
+    unique_while: Mapped[str | None] = mapped_column(Key(16))
     unique_held: Mapped[str | None] = mapped_column(Key(255))
     unique_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
     progress: Mapped[Any | None] = mapped_column(JsonText)
@@ -121,8 +130,8 @@ class JobColumns:
             Index(f"{name}_child_key", "parent_id", "child_key", unique=True),
             # What a failure cancelled, when it is retried (settle.py).
             *partial_index(f"{name}_cause", "cause IS NOT NULL", "cause"),
-            # Unique keys; NULL collides with nothing.
-            Index(f"{name}_unique_held", "unique_held", unique=True),
+            # Who holds a key (unique.py).
+            unique_index(f"{name}_unique_held", "unique_held"),
             {"sqlite_autoincrement": True, **MYSQL},
         )
 
@@ -193,7 +202,21 @@ class PauseRow(PauseColumns, Base):
     __tablename__ = "job_pauses"
 
 
-_MODELS: Final = (JobRow, JobDepRow, SchemaVersionRow, AttemptRow, ScheduleRow, PauseRow)
+class KeyLockRow(KeyLockColumns, Base):
+    """What those lock who ask for the same unique key."""
+
+    __tablename__ = "job_key_locks"
+
+
+_MODELS: Final = (
+    JobRow,
+    JobDepRow,
+    SchemaVersionRow,
+    AttemptRow,
+    ScheduleRow,
+    PauseRow,
+    KeyLockRow,
+)
 
 
 def in_state(jobs: FromClause, state: State) -> ColumnElement[bool]:
@@ -218,11 +241,13 @@ class Tables:
     attempts: Table
     schedules: Table
     pauses: Table
+    key_locks: Table
 
     @property
     def all(self) -> list[Table]:
         """All of them, referenced ones first."""
-        return [self.version, self.jobs, self.deps, self.attempts, self.schedules, self.pauses]
+        satellites = [self.attempts, self.schedules, self.pauses, self.key_locks]
+        return [self.version, self.jobs, self.deps, *satellites]
 
     def jobs_as(self, name: str) -> FromClause:
         """Return the jobs under another name in a query; kept, for making one costs 40 columns."""

@@ -87,3 +87,11 @@ class PauseColumns:
     paused_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
     __table_args__ = (MYSQL,)
+
+
+class KeyLockColumns:
+    """One of a fixed number of rows; those that ask for a unique key lock the one of its hash."""
+
+    slot: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+
+    __table_args__ = (MYSQL,)

@@ -177,7 +177,8 @@ def _end(backend: Backend) -> dict[str, Any]:
         "cause": case((state == State.CANCELLED, func.coalesce(cause, jobs.c.cause)), else_=cause),
         "settled": bindparam("new_settled"),
         "finished_at": backend.now(),
-        "unique_held": None,
+        # A period outlasts its job.
+        "unique_held": case((jobs.c.unique_until > backend.now(), jobs.c.unique_held), else_=None),
         **_unleased(backend),
     }
 

@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
+from asyncjobq.backends.keys import OWN, KeysBackend
 from asyncjobq.column_types import UtcDateTime
 from asyncjobq.models import Tables
 from asyncjobq.states import Kind
@@ -36,9 +37,6 @@ from asyncjobq.transactions import Fault
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
-
-OWN: Final = "asyncjobq_own"
-"""The execution option that tells the library's own connections from the callers'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class LanePage:
     cut: bool
 
 
-class Backend(ABC):
+class Backend(KeysBackend):
     """One database product's way of doing what the path of a job needs."""
 
     name: ClassVar[str]
@@ -97,7 +95,7 @@ class Backend(ABC):
     """Whether `notify` reaches other processes."""
 
     def __init__(self, tables: Tables) -> None:
-        self.tables = tables
+        super().__init__(tables)
         self.clock_offset = 0.0
         """Seconds added to the database's clock; tests move time with it."""
 
@@ -123,8 +121,12 @@ class Backend(ABC):
         ids: Sequence[int],
         columns: Sequence[ColumnElement[Any]],
         *conditions: ColumnElement[bool],
+        ending: bool = False,
     ) -> list[Row[Any]]:
-        """Lock these jobs by primary key in id order; rows locked elsewhere are left out."""
+        """Lock these jobs by primary key in id order; rows locked elsewhere are left out.
+
+        With `ending`, also rows whose unique key could not be given up now.
+        """
         jobs = self.tables.jobs
         rows: list[Row[Any]] = []
         for chunk in chunked(sorted(ids), 500):

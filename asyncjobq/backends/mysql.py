@@ -8,7 +8,7 @@ which is what keeps concurrent workers free of deadlocks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
@@ -42,6 +42,7 @@ SCHEMA_LOCK_TIMEOUT: Final = 60
 BATCH_ROWS: Final = 500
 BATCH_BYTES: Final = 1_000_000
 
+DUPLICATE: Final = 1062
 _READY: Final = "{}_ready"
 
 _CONFLICT: Final = {1205, 1213, 1020, 3058, 3572}
@@ -65,6 +66,48 @@ class MySQLBackend(Backend):
         # Through any other index it would lock rows that we do not take.
         by_key = query.with_hint(self.tables.jobs, "FORCE INDEX (PRIMARY)")
         return by_key.with_for_update(skip_locked=True)
+
+    def lock_rows(
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        columns: Sequence[ColumnElement[Any]],
+        *conditions: ColumnElement[bool],
+        ending: bool = False,
+    ) -> list[Row[Any]]:
+        if not ending:
+            return super().lock_rows(connection, ids, columns, *conditions)
+        held = self.tables.jobs.c.unique_held
+        rows = super().lock_rows(connection, ids, [*columns, held], *conditions)
+        keys = {row.unique_held for row in rows} - {None}
+        free = self._lock_entries(connection, keys) if keys else keys
+        return [row for row in rows if row.unique_held is None or row.unique_held in free]
+
+    def _lock_entries(self, connection: Connection, keys: Collection[str]) -> set[str]:
+        """Lock keys in their index, leaving out those that a caller's transaction relies on."""
+        query = self._entries(keys).with_for_update(skip_locked=True)
+        return {row.unique_held for row in connection.execute(query)}
+
+    def _entries(self, keys: Collection[str]) -> Select[Any]:
+        """Select from the index of keys alone, so that a shared lock leaves the rows free."""
+        jobs = self.tables.jobs
+        hint = f"FORCE INDEX ({jobs.name}_unique_held)"
+        entries: Select[Any] = select(*(jobs.c.id, jobs.c.unique_held))
+        return entries.where(jobs.c.unique_held.in_(sorted(keys))).with_hint(jobs, hint)
+
+    def keep_holders(
+        self, connection: Connection, holders: Mapping[int, str], *, wait: bool
+    ) -> set[int]:
+        # The claim of a job that holds its key while it waits writes the entry.
+        return self.still_holders(connection, holders)
+
+    def still_holders(self, connection: Connection, holders: Mapping[int, str]) -> set[int]:
+        query = self._entries(holders.values()).with_for_update(read=True)
+        return {row.id for row in connection.execute(query)} & holders.keys()
+
+    def is_stale(self, error: BaseException) -> bool:
+        cause = getattr(error, "orig", error)
+        return bool(cause.args) and cause.args[0] == DUPLICATE
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         slice_ = self._slice(connection, scan)
@@ -128,7 +171,8 @@ class MySQLBackend(Backend):
         for chunk in chunked(candidates, count):
             wanted = chunk[: count - len(locked)]
             locked += [
-                row.id for row in self.lock_rows(connection, wanted, [jobs.c.id], *conditions)
+                row.id
+                for row in self.lock_rows(connection, wanted, [jobs.c.id], *conditions, ending=True)
             ]
             if len(locked) >= count:
                 break

@@ -56,6 +56,7 @@ class SQLiteBackend(Backend):
 
     name: ClassVar[str] = "sqlite"
     bind_limit: ClassVar[int] = 32_000
+    one_writer: ClassVar[bool] = True
 
     def _clock(self, plus: float | ColumnElement[float]) -> ColumnElement[Any]:
         shift = func.printf("%+.6f seconds", literal(plus) if isinstance(plus, float) else plus)
@@ -65,10 +66,30 @@ class SQLiteBackend(Backend):
         return query
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
-        if ids:  # take the write lock first: what is read before it may be out of date
-            nothing = update(self.tables.jobs).where(false()).values(settled=True)
-            connection.execute(nothing)
+        if ids:
+            self._become_writer(connection)
         return super().read_parents(connection, ids)
+
+    def _become_writer(self, connection: Connection) -> None:
+        """Take the write lock: what is read before it may be out of date."""
+        connection.execute(update(self.tables.jobs).where(false()).values(settled=True))
+
+    def lock_keys(
+        self, connection: Connection, keys: Sequence[str], *, wait: bool = True
+    ) -> set[str]:
+        self._become_writer(connection)
+        return set(keys)
+
+    def reads_latest(self, connection: Connection) -> bool:
+        return True
+
+    def keep_holders(
+        self, connection: Connection, holders: Mapping[int, str], *, wait: bool
+    ) -> set[int]:
+        return set(holders)
+
+    def still_holders(self, connection: Connection, holders: Mapping[int, str]) -> set[int]:
+        return set(holders)
 
     def sharing(self, query: Select[Any]) -> Select[Any]:
         return query

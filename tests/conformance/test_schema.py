@@ -28,6 +28,7 @@ TABLES = {
     "job_attempts",
     "job_schedules",
     "job_pauses",
+    "job_key_locks",
     "asyncjobq_schema",
 }
 
