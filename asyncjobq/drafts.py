@@ -50,6 +50,8 @@ class Batch:
         self.drafts = drafts
         self._known = known or {}
         """The ids of nodes that turned out to be jobs which exist."""
+        self.has_twins = bool(known or twins)
+        """Whether several nodes and ids may mean one job."""
         self.ids: dict[Draft, int] = {}
         """The ids of those that are inserted."""
         self._by_node = {draft.node: draft for draft in drafts if draft.node is not None}

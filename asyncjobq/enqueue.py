@@ -14,7 +14,8 @@ from sqlalchemy import Connection, select
 
 from asyncjobq import cycles, unique
 from asyncjobq.backends import backend_for
-from asyncjobq.backends.base import OWN, Backend, chunked
+from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.backends.keys import OWN
 from asyncjobq.callers import AsyncCaller, in_transaction_of
 from asyncjobq.drafts import Batch, Draft
 from asyncjobq.errors import (
@@ -198,7 +199,7 @@ def _check_upstreams(connection: Connection, backend: Backend, job_ids: Iterable
 
 
 def _edges(batch: Batch) -> list[dict[str, Any]]:
-    return [
+    edges = [
         {
             "job_id": batch.ids[draft],
             "depends_on_id": batch.id_of(upstream.job),
@@ -207,3 +208,4 @@ def _edges(batch: Batch) -> list[dict[str, Any]]:
         for draft in batch.drafts
         for upstream in draft.upstreams
     ]
+    return unique.edges_once(edges) if batch.has_twins else edges

@@ -1,4 +1,4 @@
-"""Who holds a unique key, found out such that it stays true while the caller's transaction lasts."""
+"""Who holds a unique key, such that it stays true until the caller's transaction ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def holders_for(
         if not latest:
             others = _current(connection, backend, others)
         others = _replaceable(connection, backend, others, replacing, latest=latest)
-        found |= _kept(connection, backend, others, wait=True) if latest else others
+        found |= _kept(connection, backend, others, wait=True)
     return found
 
 
@@ -75,7 +75,7 @@ def _kept(
 ) -> dict[str, Holder]:
     """Return the holders, without those that have just been started and so left their keys."""
     leaving = {one.id: key for key, one in found.items() if one.leaves_at_start}
-    kept = backend.keepholders_of(connection, leaving, wait=wait) if leaving else set()
+    kept = backend.keep_holders(connection, leaving, wait=wait) if leaving else set()
     return {key: one for key, one in found.items() if not one.leaves_at_start or one.id in kept}
 
 
@@ -84,7 +84,7 @@ def _current(
 ) -> dict[str, Holder]:
     """Return those of a snapshot's holders that are so still."""
     holding = {one.id: key for key, one in found.items() if not one.past}
-    still = backend.stillholders_of(connection, holding) if holding else set()
+    still = backend.still_holders(connection, holding) if holding else set()
     return {key: one for key, one in found.items() if one.past or one.id in still}
 
 

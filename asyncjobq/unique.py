@@ -12,7 +12,7 @@ may be old, the index is met all the same, behind a savepoint, and StaleSnapshot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.drafts import Batch, Draft
 from asyncjobq.errors import StaleSnapshotError, UniqueConflictError
 from asyncjobq.holders import Holder, holders_for, holders_of, release
-from asyncjobq.job import COLUMNS, Job, Node
+from asyncjobq.job import COLUMNS, Job, Node, OnFailure
 from asyncjobq.models import in_state
 from asyncjobq.options import OnConflict
 from asyncjobq.rows import row_of
@@ -57,7 +57,8 @@ class Plan:
             instead = self.stands_for.get(draft, draft)
             if isinstance(instead, Draft):
                 inserted[instead] = None
-                twins |= {} if draft.node is None else {draft.node: instead}
+                if draft.node is not None and instead is not draft:
+                    twins[draft.node] = instead
             elif draft.node is not None:
                 known[draft.node] = instead
         return Batch(list(inserted), known, twins)
@@ -156,6 +157,16 @@ def read_existing(connection: Connection, backend: Backend, plan: Plan) -> dict[
         for row in connection.execute(query):
             found[row.id] = replace(Job.from_row(row), existing=True)
     return found
+
+
+def edges_once(edges: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each edge once, where several upstreams turned out to be one; the stricter counts."""
+    once: dict[tuple[int, int], dict[str, Any]] = {}
+    for edge in edges:
+        known = once.setdefault((edge["job_id"], edge["depends_on_id"]), edge)
+        if edge["on_failure"] == OnFailure.CANCEL:
+            known["on_failure"] = OnFailure.CANCEL
+    return list(once.values())
 
 
 def keys_to_take_back(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -29,7 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from asyncjobq.backends.keys import OWN, KeysBackend
+from asyncjobq.backends.keys import KeysBackend
 from asyncjobq.column_types import UtcDateTime
 from asyncjobq.models import Tables
 from asyncjobq.states import Kind
@@ -199,7 +199,7 @@ class Backend(KeysBackend):
     ) -> None:
         """Insert rows, leaving those whose primary key exists as they are."""
 
-    def notify(self, connection: Connection, topic: str) -> None:  # noqa: B027  nothing by default
+    def notify(self, connection: Connection, topic: str) -> None:
         """Wake listeners of other processes when this transaction commits."""
 
     def fault_of(self, error: BaseException) -> Fault:

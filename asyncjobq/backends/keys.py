@@ -1,4 +1,4 @@
-"""What a database must be able to do for unique keys: locks that meet no worker, looks that are current.
+"""What a database must do for unique keys: locks that stall no worker, looks that are current.
 
 What a caller's transaction locks here stays locked until it ends, so it must be nothing that a
 worker waits for: neither the row of a running job, nor the index entry that its end removes.

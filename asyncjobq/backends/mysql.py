@@ -88,11 +88,11 @@ class MySQLBackend(Backend):
         query = self._entries(keys).with_for_update(skip_locked=True)
         return {row.unique_held for row in connection.execute(query)}
 
-    def _entries(self, keys: Collection[str]) -> Select[Any]:
+    def _entries(self, keys: Collection[str]) -> Any:
         """Select from the index of keys alone, so that a shared lock leaves the rows free."""
         jobs = self.tables.jobs
         hint = f"FORCE INDEX ({jobs.name}_unique_held)"
-        entries: Select[Any] = select(*(jobs.c.id, jobs.c.unique_held))
+        entries: Any = select(jobs.c.id, jobs.c.unique_held)
         return entries.where(jobs.c.unique_held.in_(sorted(keys))).with_hint(jobs, hint)
 
     def keep_holders(

@@ -122,11 +122,14 @@ class PostgreSQLBackend(Backend):
         return kept
 
     def still_holders(self, connection: Connection, holders: Mapping[int, str]) -> set[int]:
-        # The weakest lock, which blocks no write of the library's: it fails for what has changed.
+        # A lock fails for a row that has changed since the snapshot; it is given up at once.
         jobs = self.tables.jobs
         query = select(jobs.c.id).where(jobs.c.id.in_(holders), jobs.c.unique_held.is_not(None))
-        query = query.order_by(jobs.c.id).with_for_update(read=True, key_share=True)
-        return set(connection.scalars(query))
+        connection.execute(text("SAVEPOINT asyncjobq_lock"))
+        still = set(connection.scalars(query.order_by(jobs.c.id).with_for_update(read=True)))
+        connection.execute(text("ROLLBACK TO SAVEPOINT asyncjobq_lock"))
+        connection.execute(text("RELEASE SAVEPOINT asyncjobq_lock"))
+        return still
 
     def wait_to_lock(
         self, connection: Connection, job_id: int, *conditions: ColumnElement[bool]

@@ -123,7 +123,7 @@ CONTEXT_VALUES = {
 }
 OPTIONS = (
     "queue name group_key weight priority run_after timeout max_attempts "
-    "parent depends_on cost meta"
+    "parent depends_on cost meta unique_key unique_while unique_for on_conflict"
 )
 
 
