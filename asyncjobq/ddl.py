@@ -42,13 +42,17 @@ def partial_index(name: str, condition: str, *columns: str) -> tuple[Index, Inde
 
 
 def unique_index(name: str, column: str) -> Index:
-    """Return a unique index in which NULL collides with nothing.
+    """Return a unique index of the rows where the column is not NULL.
 
-    Partial where that is possible: PostgreSQL then does not count the column among those that a
-    foreign key might refer to, so that a write of it waits for no caller's uncommitted edge.
+    Partial, so that PostgreSQL does not count the column among those that a foreign key might
+    refer to: a write of it waits for no caller's uncommitted edge. Not on MySQL and MariaDB, where
+    whoever inserts a key anew locks the gap before it, and before the first key all NULLs go in:
+    one open transaction of a caller would block every other enqueue. They have `job_keys`.
     """
     there = text(f"{column} IS NOT NULL")
-    return Index(name, column, unique=True, postgresql_where=there, sqlite_where=there)
+    index = Index(name, column, unique=True, postgresql_where=there, sqlite_where=there)
+    index.ddl_if(callable_=_on(MYSQL_FAMILY, but=True))
+    return index
 
 
 def reference(column: str, target: str) -> ForeignKeyConstraint:

@@ -116,6 +116,8 @@ def _insert_unique(
             return {**row_of(batch, draft, now), **unique.columns_of(draft, now)}
 
         made = _insert(connection, backend, batch, row_with_key)
+        held = {job.id: job.unique_key for job in made.values() if job.unique_key is not None}
+        backend.note_keys(connection, held)
         found = unique.read_existing(connection, backend, plan)
     return plan.results(drafts, made, found)
 

@@ -58,9 +58,10 @@ def holders_of(connection: Connection, backend: Backend, keys: Sequence[str]) ->
     columns = [jobs.c[name] for name in ("id", "state", "lease_token")]
     columns += [jobs.c.unique_held, jobs.c.unique_while]
     past = (jobs.c.unique_until <= backend.now()).label("past")
+    query = select(*columns, past)
     found: dict[str, Holder] = {}
     for chunk in chunked(keys, 1000):
-        for row in connection.execute(select(*columns, past).where(jobs.c.unique_held.in_(chunk))):
+        for row in connection.execute(query.where(backend.holds(connection, chunk))):
             found[row.unique_held] = Holder(
                 row.id,
                 past=bool(row.past),
@@ -122,3 +123,4 @@ def release(connection: Connection, backend: Backend, past: Sequence[int]) -> No
     for chunk in chunked(sorted(past), 500):
         over = update(jobs).where(jobs.c.id.in_(chunk), jobs.c.unique_until <= backend.now())
         connection.execute(over.values(unique_held=None))
+        backend.forget_keys(connection, chunk)

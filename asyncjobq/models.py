@@ -35,6 +35,7 @@ from asyncjobq.ddl import MYSQL, Flag, JobId, partial_index, reference, unique_i
 from asyncjobq.errors import ConfigurationError
 from asyncjobq.satellites import (
     AttemptColumns,
+    KeyColumns,
     KeyLockColumns,
     PauseColumns,
     ScheduleColumns,
@@ -202,6 +203,12 @@ class PauseRow(PauseColumns, Base):
     __tablename__ = "job_pauses"
 
 
+class KeyRow(KeyColumns, Base):
+    """One unique key that is held."""
+
+    __tablename__ = "job_keys"
+
+
 class KeyLockRow(KeyLockColumns, Base):
     """What those lock who ask for the same unique key."""
 
@@ -215,6 +222,7 @@ _MODELS: Final = (
     AttemptRow,
     ScheduleRow,
     PauseRow,
+    KeyRow,
     KeyLockRow,
 )
 
@@ -241,12 +249,13 @@ class Tables:
     attempts: Table
     schedules: Table
     pauses: Table
+    keys: Table
     key_locks: Table
 
     @property
     def all(self) -> list[Table]:
         """All of them, referenced ones first."""
-        satellites = [self.attempts, self.schedules, self.pauses, self.key_locks]
+        satellites = [self.attempts, self.schedules, self.pauses, self.keys, self.key_locks]
         return [self.version, self.jobs, self.deps, *satellites]
 
     def jobs_as(self, name: str) -> FromClause:

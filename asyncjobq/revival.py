@@ -150,6 +150,7 @@ def reopen(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> 
     All are left unsettled: settling finds out whether they may go.
     """
     jobs = backend.tables.jobs
+    keys, _ = _keys_for(connection, backend, job_ids)
     for chunk in chunked(job_ids, 500):
         connection.execute(
             update(jobs)
@@ -157,6 +158,7 @@ def reopen(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> 
             .values(state=State.BLOCKED, **_as_new(backend))
         )
     _reopen_ancestors(connection, backend, job_ids)
+    backend.note_keys(connection, keys)
 
 
 def _reopen_ancestors(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> None:

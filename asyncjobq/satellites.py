@@ -89,6 +89,15 @@ class PauseColumns:
     __table_args__ = (MYSQL,)
 
 
+class KeyColumns:
+    """A unique key and the job that holds it, where an index of `jobs` must not say so (ddl.py)."""
+
+    held: Mapped[str] = mapped_column(Key(255), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+
+    __table_args__ = (MYSQL,)
+
+
 class KeyLockColumns:
     """One of a fixed number of rows; those that ask for a unique key lock the one of its hash."""
 

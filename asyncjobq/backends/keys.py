@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 from zlib import crc32
 
-from sqlalchemy import ColumnElement, Connection, select, text
+from sqlalchemy import ColumnElement, Connection, Select, select, text
 from sqlalchemy.exc import DBAPIError
 
 from asyncjobq.errors import SchemaError
@@ -33,6 +33,20 @@ class KeysBackend(ABC):
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
 
+    def by_primary_key(self, query: Select[Any]) -> Select[Any]:
+        """Return a query of the table of slots so that it reads no other row."""
+        return query
+
+    def holds(self, connection: Connection, keys: Sequence[str]) -> ColumnElement[bool]:
+        """Return the condition that a job holds one of these keys."""
+        return self.tables.jobs.c.unique_held.in_(keys)
+
+    def note_keys(self, connection: Connection, held: Mapping[int, str]) -> None:  # noqa: B027
+        """Note that jobs hold keys from now on, where their rows alone do not enforce it."""
+
+    def forget_keys(self, connection: Connection, job_ids: Sequence[int]) -> None:  # noqa: B027
+        """Forget the keys of those of these jobs that hold them no more."""
+
     def lock_keys(
         self, connection: Connection, keys: Sequence[str], *, wait: bool = True
     ) -> set[str]:
@@ -46,7 +60,7 @@ class KeysBackend(ABC):
         slots = {key: crc32(key.encode()) % KEY_SLOTS for key in keys}
         slot = self.tables.key_locks.c.slot
         wanted = sorted(set(slots.values()))
-        query = select(slot).where(slot.in_(wanted)).order_by(slot)
+        query = self.by_primary_key(select(slot).where(slot.in_(wanted)).order_by(slot))
         query = query.with_for_update(key_share=True, skip_locked=not wait)
         locked = set(connection.scalars(query))
         if wait and len(locked) < len(wanted):

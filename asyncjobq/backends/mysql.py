@@ -19,6 +19,8 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    bindparam,
+    delete,
     func,
     insert,
     or_,
@@ -83,27 +85,50 @@ class MySQLBackend(Backend):
         free = self._lock_entries(connection, keys) if keys else keys
         return [row for row in rows if row.unique_held is None or row.unique_held in free]
 
-    def _lock_entries(self, connection: Connection, keys: Collection[str]) -> set[str]:
-        """Lock keys in their index, leaving out those that a caller's transaction relies on."""
-        query = self._entries(keys).with_for_update(skip_locked=True)
-        return {row.unique_held for row in connection.execute(query)}
+    def by_primary_key(self, query: Select[Any]) -> Select[Any]:
+        return query.with_hint(self.tables.key_locks, "FORCE INDEX (PRIMARY)")
 
-    def _entries(self, keys: Collection[str]) -> Any:
-        """Select from the index of keys alone, so that a shared lock leaves the rows free."""
-        jobs = self.tables.jobs
-        hint = f"FORCE INDEX ({jobs.name}_unique_held)"
-        entries: Any = select(jobs.c.id, jobs.c.unique_held)
-        return entries.where(jobs.c.unique_held.in_(sorted(keys))).with_hint(jobs, hint)
+    def holds(self, connection: Connection, keys: Sequence[str]) -> ColumnElement[bool]:
+        table, jobs = self.tables.keys, self.tables.jobs
+        ids = connection.scalars(select(table.c.job_id).where(table.c.held.in_(keys))).all()
+        return and_(jobs.c.id.in_(ids), jobs.c.unique_held.in_(keys))
+
+    def note_keys(self, connection: Connection, held: Mapping[int, str]) -> None:
+        rows = [{"held": key, "job_id": job_id} for job_id, key in held.items()]
+        self.insert_rows(connection, self.tables.keys, sorted(rows, key=lambda row: row["held"]))
+
+    def forget_keys(self, connection: Connection, job_ids: Sequence[int]) -> None:
+        table, jobs = self.tables.keys, self.tables.jobs
+        left = select(jobs.c.id, jobs.c.unique_key).where(jobs.c.unique_held.is_(None))
+        rows = connection.execute(left.where(jobs.c.id.in_(job_ids))).all()
+        # One by one: what reads the table for several of them may lock others.
+        one = delete(table).where(
+            table.c.held == bindparam("key"), table.c.job_id == bindparam("job")
+        )
+        if rows:
+            connection.execute(one, [{"key": row.unique_key, "job": row.id} for row in rows])
+
+    def _lock_entries(self, connection: Connection, keys: Collection[str]) -> set[str]:
+        """Lock keys, leaving out those that a caller's transaction relies on."""
+        table = self.tables.keys
+        query = select(table.c.held).where(table.c.held.in_(sorted(keys))).order_by(table.c.held)
+        query = query.with_hint(table, "FORCE INDEX (PRIMARY)")
+        return set(connection.scalars(query.with_for_update(skip_locked=True)))
 
     def keep_holders(
         self, connection: Connection, holders: Mapping[int, str], *, wait: bool
     ) -> set[int]:
-        # The claim of a job that holds its key while it waits writes the entry.
+        # A job that leaves its key at its start cannot be claimed without its row here.
         return self.still_holders(connection, holders)
 
     def still_holders(self, connection: Connection, holders: Mapping[int, str]) -> set[int]:
-        query = self._entries(holders.values()).with_for_update(read=True)
-        return {row.id for row in connection.execute(query)} & holders.keys()
+        table = self.tables.keys
+        # One by one: only a look at one whole key locks nothing but its row.
+        one = select(table.c.job_id).where(table.c.held == bindparam("key"))
+        one = one.with_for_update(read=True)
+        keys = sorted(holders.values())
+        found = {row.job_id for key in keys for row in connection.execute(one, {"key": key})}
+        return found & holders.keys()
 
     def is_stale(self, error: BaseException) -> bool:
         cause = getattr(error, "orig", error)
@@ -148,14 +173,17 @@ class MySQLBackend(Backend):
         groups = lanes.first_candidates(
             connection, self.tables, takes, conditions, spare=3, hint=hint
         )
-        claimed = [
-            job_id
+        rows = [
+            row
             for take, candidates in zip(takes, groups, strict=True)
-            for job_id in self._lock_first(connection, candidates, take.count, conditions)
+            for row in self._lock_first(connection, candidates, take.count, conditions)
         ]
-        if not claimed:
+        if not rows:
             return []
+        claimed = [row.id for row in rows]
         connection.execute(update(jobs).where(jobs.c.id.in_(claimed)).values(values))
+        if holders := [row.id for row in rows if row.unique_held is not None]:
+            self.forget_keys(connection, holders)
         return list(connection.execute(select(*columns).where(jobs.c.id.in_(claimed))))
 
     def _lock_first(
@@ -164,16 +192,13 @@ class MySQLBackend(Backend):
         candidates: Sequence[int],
         count: int,
         conditions: Sequence[ColumnElement[bool]],
-    ) -> list[int]:
+    ) -> list[Row[Any]]:
         """Lock candidates by primary key, chunk by chunk, until enough are ours."""
         jobs = self.tables.jobs
-        locked: list[int] = []
+        locked: list[Row[Any]] = []
         for chunk in chunked(candidates, count):
             wanted = chunk[: count - len(locked)]
-            locked += [
-                row.id
-                for row in self.lock_rows(connection, wanted, [jobs.c.id], *conditions, ending=True)
-            ]
+            locked += self.lock_rows(connection, wanted, [jobs.c.id], *conditions, ending=True)
             if len(locked) >= count:
                 break
         return locked

@@ -421,6 +421,28 @@ class TestOpenTransaction:
                 await session.commit()
         await jobs.settle()
 
+    async def test_that_takes_a_key_again_blocks_nobody(
+        self, jobs: Jobs, application: AsyncEngine
+    ) -> None:
+        """Though some database keeps the former entry of the key, and the gap before it."""
+        for level in ISOLATION_LEVELS[jobs.backend_name]:
+            repeatable = application.execution_options(isolation_level="REPEATABLE READ")
+            engine = application.execution_options(isolation_level=level)
+            async with AsyncSession(repeatable) as reader, AsyncSession(engine) as session:
+                await reader.execute(select(jobs.tables.version))
+                await ask(jobs)
+                await jobs.run_all()
+                alone, other = await jobs.enqueue(), await ask(jobs, "other")
+                assert not (await ask_in(session)).existing
+                async with jobs.limited_time():
+                    await jobs.enqueue()
+                    await ask(jobs, "zebra")
+                    claimed = await jobs.claim(4)
+                    assert {alone.id, other.id} < set(ids_of(claimed))
+                    assert len((await jobs.finish(*claimed)).written) == 4
+                await session.rollback()
+            await jobs.do(_clear)
+
 
 @pytest.mark.requires("row_locks")
 class TestOldSnapshot:
