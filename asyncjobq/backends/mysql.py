@@ -82,8 +82,8 @@ class MySQLBackend(Backend):
         held = self.tables.jobs.c.unique_held
         rows = super().lock_rows(connection, ids, [*columns, held], *conditions)
         keys = {row.unique_held for row in rows} - {None}
-        free = self._lock_entries(connection, keys) if keys else keys
-        return [row for row in rows if row.unique_held is None or row.unique_held in free]
+        relied_on = self._relied_on(connection, keys) if keys else keys
+        return [row for row in rows if row.unique_held not in relied_on]
 
     def by_primary_key(self, query: Select[Any]) -> Select[Any]:
         return query.with_hint(self.tables.key_locks, "FORCE INDEX (PRIMARY)")
@@ -108,12 +108,14 @@ class MySQLBackend(Backend):
         if rows:
             connection.execute(one, [{"key": row.unique_key, "job": row.id} for row in rows])
 
-    def _lock_entries(self, connection: Connection, keys: Collection[str]) -> set[str]:
-        """Lock keys, leaving out those that a caller's transaction relies on."""
-        table = self.tables.keys
-        query = select(table.c.held).where(table.c.held.in_(sorted(keys))).order_by(table.c.held)
-        query = query.with_hint(table, "FORCE INDEX (PRIMARY)")
-        return set(connection.scalars(query.with_for_update(skip_locked=True)))
+    def _relied_on(self, connection: Connection, keys: Collection[str]) -> set[str]:
+        """Lock keys that are to be given up, and return those that some caller relies on."""
+        held = self.tables.keys.c.held
+        query = select(held).where(held.in_(sorted(keys))).order_by(held)
+        by_key = query.with_hint(self.tables.keys, "FORCE INDEX (PRIMARY)")
+        locked = connection.scalars(by_key.with_for_update(skip_locked=True)).all()
+        # A key that is not there is given up already: its job must not wait for ever.
+        return {*connection.scalars(query)} - {*locked} if len(locked) < len(keys) else set()
 
     def keep_holders(
         self, connection: Connection, holders: Mapping[int, str], *, wait: bool
