@@ -40,7 +40,7 @@ async def test_processes_ask_for_the_same_keys(case: Case, tmp_path: Path) -> No
     ]
     for process in asking:
         process.start()
-    await wait_until(lambda: all(report.exists() for report in reports), 300.0, "all have asked")
+    await wait_until(lambda: all(report.exists() for report in reports), 900.0, "all have asked")
     for process in asking:
         await asyncio.to_thread(process.join)
     took = time.monotonic() - begun
