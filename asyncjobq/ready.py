@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Table, exists, func, or_, select, update
 
 from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, chunked
 from asyncjobq.models import in_state
@@ -77,15 +79,28 @@ class Chores:
     unsettled: bool
     next_due: float | None
     """Seconds until the next scheduled job is due; negative when it is overdue."""
+    next_fire: float | None = None
+    """Seconds until the next schedule fires; negative when its time has come."""
 
     @property
     def overdue(self) -> bool:
         """Whether a scheduled job may run."""
         return self.next_due is not None and self.next_due <= 0
 
+    @property
+    def fires(self) -> bool:
+        """Whether a schedule's time has come."""
+        return self.next_fire is not None and self.next_fire <= 0
 
-def look_once(connection: Connection, backend: Backend) -> Chores:
-    """Say in one statement which chore has work, and when the next job is due."""
+
+def look_once(
+    connection: Connection, backend: Backend, declared: Sequence[str] | None = None
+) -> Chores:
+    """Say in one statement which chore has work, and when the next job is due.
+
+    Also when the next schedule fires, unless `declared` is None: those that any worker fires, and
+    those of these names, which stand in code.
+    """
     jobs = backend.tables.jobs
     expired = exists().where(jobs.c.in_flight, jobs.c.lease_expires < backend.now())
     unsettled = exists().where(~jobs.c.settled)
@@ -96,9 +111,40 @@ def look_once(connection: Connection, backend: Backend) -> Chores:
             unsettled.label("unsettled"),
             first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
             backend.now().label("now"),
+            *_first_fires(backend.tables.schedules, declared),
         )
     ).one()
-    return Chores(bool(row.expired), bool(row.unsettled), _seconds_until(row.due, row.now))
+    fires = [moment for moment in row[4:] if moment is not None]
+    return Chores(
+        bool(row.expired),
+        bool(row.unsettled),
+        _seconds_until(row.due, row.now),
+        _seconds_until(min(fires, default=None), row.now),
+    )
+
+
+def fired_here(schedules: Table, declared: Sequence[str]) -> list[ColumnElement[bool]]:
+    """Return what tells the schedules that a worker fires, in parts that have an index each.
+
+    One that is declared in code is fired by workers that have it there, and so no more when the
+    last of them is gone.
+    """
+    parts: list[ColumnElement[bool]] = [~schedules.c.declared]
+    if declared:
+        parts.append(schedules.c.name.in_(declared))
+    return parts
+
+
+def _first_fires(schedules: Table, declared: Sequence[str] | None) -> list[ColumnElement[Any]]:
+    parts = [] if declared is None else fired_here(schedules, declared)
+    return [
+        select(schedules.c.next_fire)
+        .where(part, schedules.c.next_fire.is_not(None))
+        .order_by(schedules.c.next_fire)
+        .limit(1)
+        .scalar_subquery()
+        for part in parts
+    ]
 
 
 def promote_once(connection: Connection, backend: Backend, limit: int = 1000) -> int:

@@ -17,6 +17,7 @@ from asyncjobq.handlers import AnyHandler, Handlers
 from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
 from asyncjobq.options import UNSET
 from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
+from asyncjobq.schedules import fire_once, save_schedules, unsaved
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep, settle_once
 from asyncjobq.slots import Slots
@@ -24,6 +25,8 @@ from asyncjobq.states import State
 from asyncjobq.transition import End
 
 SETTLE_CALLS: Final = 5
+FIRE_PAUSE: Final = 0.05
+"""Seconds until it is seen whether another worker has fired what is due."""
 
 logger = logging.getLogger("asyncjobq.worker")
 
@@ -42,6 +45,8 @@ class Tick:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.chores_at = 0.0
         """When the chores are due next, by the monotonic clock."""
+        self.fires = True
+        """Whether schedules are fired here."""
         self._expected = inf
         self._sweep = Sweep()
         self._database = database
@@ -106,10 +111,11 @@ class Tick:
         self.chores_at = min(self.chores_at, self._expected)
 
     async def chores_once(self) -> bool:
-        """Reclaim, settle and promote where there is need; tell whether jobs may be ready now."""
+        """Reclaim, settle, promote and fire where there is need; tell whether jobs may be ready."""
         backend = self._database.backend
         self._expected = inf
-        chores = await self._database.read(lambda c: look_once(c, backend))
+        declared = tuple(self._handlers.definitions) if self.fires else None
+        chores = await self._database.read(lambda c: look_once(c, backend, declared))
         moved = False
         if chores.expired:
             moved |= await self.reclaim_once()
@@ -122,10 +128,27 @@ class Tick:
             moved |= await self._database.run(lambda c: promote_once(c, backend)) > 0
         elif chores.next_due is not None:
             pause = min(pause, chores.next_due)
+        if chores.fires:
+            moved |= await self.fire_once()
+            pause = min(pause, FIRE_PAUSE)
+        elif chores.next_fire is not None:
+            pause = min(pause, chores.next_fire)
         if moved:  # there may be more, or the next due time soon
             pause = 0.0
         self.chores_at = min(monotonic() + pause, self._expected)
         return moved
+
+    async def fire_once(self) -> bool:
+        """Fire schedules whose time has come; tell whether there were any that nobody else held."""
+        backend, declared = self._database.backend, tuple(self._handlers.definitions)
+        return await self._database.run(lambda c: fire_once(c, backend, declared)) > 0
+
+    async def declare_once(self) -> None:
+        """Store the schedules that stand in code, where they are not stored as they stand there."""
+        backend, wanted = self._database.backend, self._handlers.definitions.values()
+        changed = await self._database.read(lambda c: unsaved(c, backend, wanted))
+        if changed:
+            await self._database.run(lambda c: save_schedules(c, backend, changed))
 
     async def reclaim_once(self) -> bool:
         """Take back expired leases; tell whether there were any."""
