@@ -191,7 +191,7 @@ class Declarations(ABC):
         catch_up: CatchUp | str = CatchUp.LATEST,
         overlap: bool = True,
         **options: Unpack[RecurringArgs],
-    ) -> Recurring:
+    ) -> Declaration:
         """Run the decorated function, or handler, at the times of a cron expression.
 
         Five fields, or six with seconds first, in UTC unless a time zone is named. The schedule
@@ -199,7 +199,7 @@ class Declarations(ABC):
         """
         timing = {"cron": expression, "timezone": timezone}
         how = {**timing, "name": name, "catch_up": catch_up, "overlap": overlap}
-        return Recurring(self, how, args or {}, options)
+        return Declaration(self, how, args or {}, options)
 
     def every(
         self,
@@ -211,13 +211,13 @@ class Declarations(ABC):
         catch_up: CatchUp | str = CatchUp.LATEST,
         overlap: bool = True,
         **options: Unpack[RecurringArgs],
-    ) -> Recurring:
+    ) -> Declaration:
         """Run the decorated function, or handler, at an interval in seconds or a timedelta.
 
         It is counted from the schedule's first declaration, and keeps its phase for ever.
         """
         how = {"every": interval, "name": name, "catch_up": catch_up, "overlap": overlap}
-        return Recurring(self, how, args or {}, options)
+        return Declaration(self, how, args or {}, options)
 
     @abstractmethod
     def _handler_of(self, given: Any) -> AnyHandler:
@@ -243,7 +243,7 @@ class Declarations(ABC):
         self._definitions[definition.name] = definition
 
 
-class Recurring:
+class Declaration:
     """A decorator that declares a schedule of a function, which it registers, or of a handler."""
 
     def __init__(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Connection, event, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq import (
@@ -26,6 +26,7 @@ from asyncjobq import (
     Scheduler,
     State,
 )
+from asyncjobq.backends.base import Backend
 from asyncjobq.ready import look_once
 from asyncjobq.recurrence import define
 from asyncjobq.schedules import MOST_MISSED, fire_once, pause_schedule, save_schedules
@@ -131,6 +132,26 @@ class TestFiring:
             ours = await moment.of(firing(), meanwhile=firing())
             assert ours + moment.other == 1
             assert len(await fired(jobs)) == 1
+
+    async def test_moved_on_behind_its_lock_fires_nothing(self, jobs: Jobs) -> None:
+        """As if whatever keeps two workers apart did not."""
+        await jobs.do(saving())
+        jobs.later(HOUR)
+
+        def work(connection: Connection, backend: Backend) -> int:
+            table, moved = backend.tables.schedules, []
+
+            def move_on(_: object, __: object, statement: str, *___: object) -> None:
+                if statement.startswith("INSERT INTO") and not moved:
+                    moved.append(True)
+                    connection.execute(update(table).values(next_fire=backend.now(HOUR)))
+
+            event.listen(connection, "before_cursor_execute", move_on)
+            return firing()(connection, backend)
+
+        with pytest.raises(RuntimeError, match="while it was locked"):
+            await jobs.do(work)
+        assert await fired(jobs) == []
 
     @pytest.mark.requires("row_locks")
     async def test_goes_round_what_somebody_holds(self, jobs: Jobs) -> None:

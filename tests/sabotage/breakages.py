@@ -319,6 +319,50 @@ BREAKAGES: Final = (
         ("test_connections.py::test_read_committed_whatever_the_applications_engine_says",),
         SERVERS,
     ),
+    # -- recurring jobs -------------------------------------------------------------------------
+    Breakage(
+        "a firing does not lock its schedule",
+        "schedules.py",
+        "connection.execute(backend.locking(by_key, table)).all()",
+        "connection.execute(by_key).all()",
+        ("test_schedules.py::TestFiring::test_once_at_any_moment_of_another_firing",),
+        SERVERS,
+    ),
+    Breakage(
+        "a firing neither locks its schedule nor minds that it was moved on",
+        "schedules.py",
+        "connection.execute(update(table).where(*same).values(values)).rowcount != 1",
+        "connection.execute(update(table).where(*same).values(values)).rowcount < -1",
+        ("test_schedules.py::TestFiring::test_moved_on_behind_its_lock_fires_nothing",),
+    ),
+    Breakage(
+        "schedules fire by the worker's clock",
+        "schedules.py",
+        "due = table.c.next_fire <= backend.now()",
+        f"due = table.c.next_fire <= {_NOW}",
+        ("test_schedules.py::TestFiring::test_at_its_time_and_not_before",),
+    ),
+    Breakage(
+        "every firing shifts the phase",
+        "cron.py",
+        "return self.anchor + step * ((moment - self.anchor) // step + 1)",
+        "return moment + step",
+        ("test_schedules.py::TestFiring::test_keeps_its_phase",),
+    ),
+    Breakage(
+        "a worker sleeps through the times of schedules",
+        "tick.py",
+        "pause = min(pause, chores.next_fire)",
+        "pass",
+        ("test_schedules.py::TestServing::test_fires_when_it_is_time",),
+    ),
+    Breakage(
+        "every worker fires what stands in another's code",
+        "ready.py",
+        "parts: list[ColumnElement[bool]] = [~schedules.c.declared]",
+        "parts: list[ColumnElement[bool]] = [schedules.c.paused.is_not(None)]",
+        ("test_schedules.py::TestDeclaredInCode::test_fired_by_workers_that_have_it_there",),
+    ),
     # -- callers and wakes ----------------------------------------------------------------------
     Breakage(
         "enqueue commits the caller's transaction",
