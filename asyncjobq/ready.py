@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, exists, func, or_, select, update
 
 from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, chunked
 from asyncjobq.models import in_state
@@ -93,13 +92,30 @@ class Chores:
         return self.next_fire is not None and self.next_fire <= 0
 
 
-def look_once(
-    connection: Connection, backend: Backend, declared: Sequence[str] | None = None
-) -> Chores:
+@dataclass(frozen=True, slots=True)
+class FiredHere:
+    """Which schedules a worker fires: those that all do, and those that stand in its code.
+
+    One that is deleted from the code is fired no more when the last such worker is gone.
+    """
+
+    declared: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
+    """Those that it cannot fire, and leaves to others."""
+
+    def parts(self, schedules: Table) -> list[ColumnElement[bool]]:
+        """Return the condition in parts, each of which has an index."""
+        names = schedules.c.name
+        parts = [and_(~schedules.c.declared, schedules.c.next_fire.is_not(None))]
+        if self.declared:
+            parts.append(and_(names.in_(self.declared), schedules.c.next_fire.is_not(None)))
+        return [and_(part, names.not_in(self.unfit)) for part in parts] if self.unfit else parts
+
+
+def look_once(connection: Connection, backend: Backend, fired: FiredHere | None = None) -> Chores:
     """Say in one statement which chore has work, and when the next job is due.
 
-    Also when the next schedule fires, unless `declared` is None: those that any worker fires, and
-    those of these names, which stand in code.
+    With `fired`, also when the next schedule fires.
     """
     jobs = backend.tables.jobs
     expired = exists().where(jobs.c.in_flight, jobs.c.lease_expires < backend.now())
@@ -111,7 +127,7 @@ def look_once(
             unsettled.label("unsettled"),
             first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
             backend.now().label("now"),
-            *_first_fires(backend.tables.schedules, declared),
+            *_first_fires(backend.tables.schedules, fired),
         )
     ).one()
     fires = [moment for moment in row[4:] if moment is not None]
@@ -123,27 +139,14 @@ def look_once(
     )
 
 
-def fired_here(schedules: Table, declared: Sequence[str]) -> list[ColumnElement[bool]]:
-    """Return what tells the schedules that a worker fires, in parts that have an index each.
-
-    One that is declared in code is fired by workers that have it there, and so no more when the
-    last of them is gone.
-    """
-    parts: list[ColumnElement[bool]] = [~schedules.c.declared]
-    if declared:
-        parts.append(schedules.c.name.in_(declared))
-    return parts
-
-
-def _first_fires(schedules: Table, declared: Sequence[str] | None) -> list[ColumnElement[Any]]:
-    parts = [] if declared is None else fired_here(schedules, declared)
+def _first_fires(schedules: Table, fired: FiredHere | None) -> list[ColumnElement[Any]]:
     return [
         select(schedules.c.next_fire)
-        .where(part, schedules.c.next_fire.is_not(None))
+        .where(part)
         .order_by(schedules.c.next_fire)
         .limit(1)
         .scalar_subquery()
-        for part in parts
+        for part in (fired.parts(schedules) if fired else [])
     ]
 
 

@@ -20,7 +20,7 @@ from asyncjobq.cron import times_between
 from asyncjobq.enqueue import TOPIC, insert_jobs
 from asyncjobq.errors import ConfigurationError, ScheduleNotFoundError
 from asyncjobq.options import JobSpec
-from asyncjobq.ready import fired_here
+from asyncjobq.ready import FiredHere
 from asyncjobq.recurrence import FIELDS, CatchUp, Definition
 from asyncjobq.states import TERMINAL
 
@@ -28,7 +28,6 @@ MOST_MISSED: Final = 1000
 """Jobs at most for the times that one schedule has missed."""
 GRACE: Final = timedelta(minutes=1)
 """By how much a time may be missed that is not to be caught up with."""
-BROKEN_PAUSE: Final = timedelta(minutes=1)
 
 logger = logging.getLogger("asyncjobq.schedules")
 
@@ -125,32 +124,50 @@ def resume_schedule(connection: Connection, backend: Backend, name: str) -> None
         backend.notify(connection, TOPIC)
 
 
-def fire_once(
-    connection: Connection, backend: Backend, declared: Sequence[str], limit: int = 100
-) -> int:
-    """Enqueue the jobs of schedules whose time has come, and say how many schedules moved on.
-
-    `declared` names those that stand in this worker's code, which it fires besides those that
-    every worker does.
-    """
+def due_schedules(
+    connection: Connection, backend: Backend, fired: FiredHere, limit: int = 100
+) -> list[str]:
+    """Return the names of schedules whose time has come, the most overdue first."""
     table = backend.tables.schedules
-    due = table.c.next_fire <= backend.now()
-    names = [
+    return [
         name
-        for condition in fired_here(table, declared)
+        for part in fired.parts(table)
         for name in connection.scalars(
-            select(table.c.name).where(condition, due).order_by(table.c.next_fire).limit(limit)
+            select(table.c.name)
+            .where(part, table.c.next_fire <= backend.now())
+            .order_by(table.c.next_fire)
+            .limit(limit)
         )
     ]
-    by_key = select(*table.c).where(table.c.name.in_(names), due).order_by(table.c.name)
-    rows = connection.execute(backend.locking(by_key, table)).all() if names else []
+
+
+@dataclass(frozen=True)
+class Fired:
+    """How many schedules moved on, and which were left to workers that know more."""
+
+    moved: int
+    unfit: list[str]
+
+
+def fire_once(connection: Connection, backend: Backend, names: Sequence[str]) -> Fired:
+    """Enqueue the jobs of these schedules, if they are due still and nobody else fires them."""
+    table = backend.tables.schedules
+    by_key = select(*table.c).where(table.c.name.in_(names)).order_by(table.c.name)
+    due = by_key.where(table.c.next_fire <= backend.now())
+    rows = connection.execute(backend.locking(due, table)).all()
     now = backend.read_clock(connection)
     open_jobs = _open_jobs(connection, backend, rows)
-    firings = [_firing(row, now, busy=row.last_job_id in open_jobs) for row in rows]
+    firings, unfit = [], []
+    for row in rows:
+        try:
+            firings.append(_firing(row, now, busy=row.last_job_id in open_jobs))
+        except ValueError as error:  # of another release, or this machine knows fewer time zones
+            logger.warning("The schedule %r cannot be fired here: %s", row.name, error)
+            unfit.append(row.name)
     _enqueue(connection, backend, firings)
     for firing in firings:
         firing.move_on(connection, backend)
-    return len(rows)
+    return Fired(len(firings), unfit)
 
 
 @dataclass
@@ -175,20 +192,17 @@ class _Firing:
 
 
 def _firing(row: Row[Any], now: datetime, *, busy: bool) -> _Firing:
-    try:
-        definition = _stored(row)
-        recurrence = definition.recurrence(row.anchor)
-        most = MOST_MISSED if definition.catch_up is CatchUp.ALL else 1
-        times = times_between(recurrence, row.next_fire, now, most)
-        if definition.catch_up is CatchUp.NONE:
-            times = [time for time in times if now - time <= GRACE]
-        if not definition.overlap:
-            times = [] if busy else times[-1:]
-        jobs = [definition.job(_meta(row.name, time)) for time in times]
-        return _Firing(row, recurrence.after(now), times[-1] if times else None, jobs)
-    except ValueError as error:  # made by another release, or on a machine that knows more zones
-        logger.warning("The schedule %r cannot be fired here: %s", row.name, error)
-        return _Firing(row, now + BROKEN_PAUSE, None, [])
+    """Return what a schedule gives now; raises ValueError for what is not understood here."""
+    definition = _stored(row)
+    recurrence = definition.recurrence(row.anchor)
+    most = MOST_MISSED if definition.catch_up is CatchUp.ALL else 1
+    times = times_between(recurrence, row.next_fire, now, most)
+    if definition.catch_up is CatchUp.NONE:
+        times = [time for time in times if now - time <= GRACE]
+    if not definition.overlap:
+        times = [] if busy else times[-1:]
+    jobs = [definition.job(_meta(row.name, time)) for time in times]
+    return _Firing(row, recurrence.after(now), times[-1] if times else None, jobs)
 
 
 def _meta(name: str, time: datetime) -> dict[str, str]:

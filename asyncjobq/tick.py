@@ -13,11 +13,11 @@ from sqlalchemy import Connection
 from asyncjobq.backends.base import Database, Lane, Take
 from asyncjobq.clock import monotonic
 from asyncjobq.fairshare import FairShare
+from asyncjobq.firing import FIRE_PAUSE, Firing
 from asyncjobq.handlers import AnyHandler, Handlers
 from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
 from asyncjobq.options import UNSET
 from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
-from asyncjobq.schedules import fire_once, save_schedules, unsaved
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep, settle_once
 from asyncjobq.slots import Slots
@@ -25,8 +25,6 @@ from asyncjobq.states import State
 from asyncjobq.transition import End
 
 SETTLE_CALLS: Final = 5
-FIRE_PAUSE: Final = 0.05
-"""Seconds until it is seen whether another worker has fired what is due."""
 
 logger = logging.getLogger("asyncjobq.worker")
 
@@ -45,8 +43,7 @@ class Tick:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.chores_at = 0.0
         """When the chores are due next, by the monotonic clock."""
-        self.fires = True
-        """Whether schedules are fired here."""
+        self.firing = Firing(database, handlers.definitions)
         self._expected = inf
         self._sweep = Sweep()
         self._database = database
@@ -114,8 +111,8 @@ class Tick:
         """Reclaim, settle, promote and fire where there is need; tell whether jobs may be ready."""
         backend = self._database.backend
         self._expected = inf
-        declared = tuple(self._handlers.definitions) if self.fires else None
-        chores = await self._database.read(lambda c: look_once(c, backend, declared))
+        fired = self.firing.here
+        chores = await self._database.read(lambda c: look_once(c, backend, fired))
         moved = False
         if chores.expired:
             moved |= await self.reclaim_once()
@@ -129,7 +126,7 @@ class Tick:
         elif chores.next_due is not None:
             pause = min(pause, chores.next_due)
         if chores.fires:
-            moved |= await self.fire_once()
+            moved |= await self.firing.fire_once()
             pause = min(pause, FIRE_PAUSE)
         elif chores.next_fire is not None:
             pause = min(pause, chores.next_fire)
@@ -137,18 +134,6 @@ class Tick:
             pause = 0.0
         self.chores_at = min(monotonic() + pause, self._expected)
         return moved
-
-    async def fire_once(self) -> bool:
-        """Fire schedules whose time has come; tell whether there were any that nobody else held."""
-        backend, declared = self._database.backend, tuple(self._handlers.definitions)
-        return await self._database.run(lambda c: fire_once(c, backend, declared)) > 0
-
-    async def declare_once(self) -> None:
-        """Store the schedules that stand in code, where they are not stored as they stand there."""
-        backend, wanted = self._database.backend, self._handlers.definitions.values()
-        changed = await self._database.read(lambda c: unsaved(c, backend, wanted))
-        if changed:
-            await self._database.run(lambda c: save_schedules(c, backend, changed))
 
     async def reclaim_once(self) -> bool:
         """Take back expired leases; tell whether there were any."""

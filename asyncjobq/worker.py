@@ -96,7 +96,7 @@ class Worker:
     def end_when_idle(self, *, scheduled: bool) -> None:
         """Stop once nothing of this worker's queues and types is runnable or running."""
         self._ends_when_idle, self._waits_for_scheduled = True, scheduled
-        self._tick.fires = False
+        self._tick.firing.enabled = False
         self._declared.set()
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ class Worker:
     async def _declare(self) -> None:
         """Store the schedules that stand in code; beside the other loops, since it may wait."""
         if self._handlers.definitions:
-            await self._tick.declare_once()
+            await self._tick.firing.declare_once()
             self._wake.ring()
         self._declared.set()
 

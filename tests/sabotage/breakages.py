@@ -323,8 +323,8 @@ BREAKAGES: Final = (
     Breakage(
         "a firing does not lock its schedule",
         "schedules.py",
-        "connection.execute(backend.locking(by_key, table)).all()",
-        "connection.execute(by_key).all()",
+        "connection.execute(backend.locking(due, table)).all()",
+        "connection.execute(due).all()",
         ("test_schedules.py::TestFiring::test_once_at_any_moment_of_another_firing",),
         SERVERS,
     ),
@@ -338,8 +338,8 @@ BREAKAGES: Final = (
     Breakage(
         "schedules fire by the worker's clock",
         "schedules.py",
-        "due = table.c.next_fire <= backend.now()",
-        f"due = table.c.next_fire <= {_NOW}",
+        ".where(part, table.c.next_fire <= backend.now())",
+        f".where(part, table.c.next_fire <= {_NOW})",
         ("test_schedules.py::TestFiring::test_at_its_time_and_not_before",),
     ),
     Breakage(
@@ -354,14 +354,24 @@ BREAKAGES: Final = (
         "tick.py",
         "pause = min(pause, chores.next_fire)",
         "pass",
-        ("test_schedules.py::TestServing::test_fires_when_it_is_time",),
+        ("test_schedules_served.py::TestServing::test_fires_when_it_is_time",),
     ),
     Breakage(
         "every worker fires what stands in another's code",
         "ready.py",
-        "parts: list[ColumnElement[bool]] = [~schedules.c.declared]",
-        "parts: list[ColumnElement[bool]] = [schedules.c.paused.is_not(None)]",
-        ("test_schedules.py::TestDeclaredInCode::test_fired_by_workers_that_have_it_there",),
+        "parts = [and_(~schedules.c.declared, schedules.c.next_fire.is_not(None))]",
+        "parts = [and_(schedules.c.next_fire.is_not(None))]",
+        ("test_schedules_served.py::TestDeclaredInCode::test_fired_by_workers_that_have_it_there",),
+    ),
+    Breakage(
+        "a schedule that the database refuses spoils its batch",
+        "firing.py",
+        "return any([await self._fire_alone(name) for name in names])",
+        "raise",
+        (
+            "test_schedules_served.py::TestOneWorker"
+            "::test_fires_each_by_itself_if_the_database_refuses_them_together",
+        ),
     ),
     # -- callers and wakes ----------------------------------------------------------------------
     Breakage(
