@@ -145,10 +145,11 @@ def _checked_catch_up(given: Any) -> CatchUp:
 
 def _stored(name: str, job: JobSpec[Any]) -> dict[str, Any]:
     """Return the job's options as JSON values, without those that say what their default says."""
+    values = {field.name: getattr(job.chosen, field.name) for field in fields(job.chosen)}
     given: dict[str, Any] = {
-        field.name: getattr(job.chosen, field.name)
-        for field in fields(job.chosen)
-        if getattr(job.chosen, field.name) != getattr(_DEFAULTS, field.name)
+        option: value.total_seconds() if isinstance(value, timedelta) else value
+        for option, value in values.items()
+        if value != getattr(_DEFAULTS, option)
     }
     for option in ONCE:
         if option in given:
