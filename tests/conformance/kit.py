@@ -289,3 +289,4 @@ def _clear(connection: Connection, backend: Backend) -> None:
     connection.execute(delete(backend.tables.keys))
     connection.execute(delete(backend.tables.deps))
     connection.execute(delete(backend.tables.jobs))
+    connection.execute(delete(backend.tables.schedules))
