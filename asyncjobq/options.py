@@ -97,6 +97,7 @@ class JobSpec(Generic[R]):
     args: dict[str, Any] = field(default_factory=dict)
     chosen: JobOptions = field(default_factory=JobOptions)
     default_queue: str | None = None
+    limit_key: str = ""
 
     def __post_init__(self) -> None:
         check_text("type", self.type, 128)

@@ -45,6 +45,7 @@ class Slots:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.on_return: Callable[[float], None] = lambda delay: None
         self.on_free: Callable[[], None] = lambda: None
+        self.on_slot_free: Callable[[Claimed], None] = lambda job: None
         self._settings = settings
         self._share = share
         self._heartbeat = heartbeat
@@ -124,6 +125,7 @@ class Slots:
             self._heartbeat.remove(lease)
             self._held[run.claimed.queue] -= 1
             self._share.finish(charge, monotonic() - begun)
+            self.on_slot_free(run.claimed)
             self.on_free()
 
     def _note(self, job: Claimed, outcome: Outcome, state: State | None) -> None:

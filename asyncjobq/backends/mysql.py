@@ -24,7 +24,6 @@ from sqlalchemy import (
     or_,
     select,
     text,
-    update,
 )
 from sqlalchemy.dialects.mysql import insert as insert_or
 
@@ -61,9 +60,10 @@ class MySQLBackend(Backend):
         shift = func.round(plus * 1_000_000) if not isinstance(plus, float) else round(plus * 1e6)
         return func.timestampadd(text("MICROSECOND"), shift, func.utc_timestamp(6))
 
-    def locking(self, query: Select[Any]) -> Select[Any]:
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         # Through any other index it would lock rows that we do not take.
-        by_key = query.with_hint(self.tables.jobs, "FORCE INDEX (PRIMARY)")
+        locked = self.tables.jobs if table is None else table
+        by_key = query.with_hint(locked, "FORCE INDEX (PRIMARY)")
         return by_key.with_for_update(skip_locked=True)
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
@@ -100,20 +100,24 @@ class MySQLBackend(Backend):
         values: Mapping[str, Any],
         columns: Sequence[ColumnElement[Any]],
     ) -> list[Row[Any]]:
-        jobs = self.tables.jobs
-        hint = f"FORCE INDEX ({self._ready_index})"
-        groups = lanes.first_candidates(
-            connection, self.tables, takes, conditions, spare=3, hint=hint
-        )
+        groups = self.candidates(connection, takes, conditions)
         claimed = [
             job_id
             for take, candidates in zip(takes, groups, strict=True)
             for job_id in self._lock_first(connection, candidates, take.count, conditions)
         ]
-        if not claimed:
-            return []
-        connection.execute(update(jobs).where(jobs.c.id.in_(claimed)).values(values))
-        return list(connection.execute(select(*columns).where(jobs.c.id.in_(claimed))))
+        return self.claim_rows(connection, claimed, values, columns) if claimed else []
+
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        hint = f"FORCE INDEX ({self._ready_index})"
+        return lanes.first_candidates(
+            connection, self.tables, takes, conditions, spare=3, hint=hint
+        )
 
     def _lock_first(
         self,

@@ -66,8 +66,9 @@ class PostgreSQLBackend(Backend):
     def text_of(self, column: ColumnElement[Any]) -> ColumnElement[str]:
         return cast(column, Text)
 
-    def locking(self, query: Select[Any]) -> Select[Any]:
-        return query.with_for_update(key_share=True, skip_locked=True, of=self.tables.jobs)
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        locked = self.tables.jobs if table is None else table
+        return query.with_for_update(key_share=True, skip_locked=True, of=locked)
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         rows = connection.execute(_lanes(self.tables.jobs), lanes.starts_as_arrays(scan)).all()
@@ -88,6 +89,14 @@ class PostgreSQLBackend(Backend):
         first = func.array(_first_of_each(jobs, conditions).scalar_subquery())
         statement = update(jobs).where(jobs.c.id == any_(first)).values(values)
         return list(connection.execute(statement.returning(*columns), _arrays(takes)))
+
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        return lanes.first_candidates(connection, self.tables, takes, conditions, spare=3)
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         jobs = self.tables.jobs

@@ -61,7 +61,7 @@ class SQLiteBackend(Backend):
         shift = func.printf("%+.6f seconds", literal(plus) if isinstance(plus, float) else plus)
         return func.strftime("%Y-%m-%d %H:%M:%f", "now", shift) + "000"
 
-    def locking(self, query: Select[Any]) -> Select[Any]:
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         return query
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
@@ -86,10 +86,18 @@ class SQLiteBackend(Backend):
         columns: Sequence[ColumnElement[Any]],
     ) -> list[Row[Any]]:
         jobs = self.tables.jobs
-        ids = lanes.first_candidates(connection, self.tables, takes, conditions, spare=0)
+        ids = self.candidates(connection, takes, conditions)
         claimed = [job_id for group in ids for job_id in group]
         statement = update(jobs).where(jobs.c.id.in_(claimed), *conditions).values(values)
         return list(connection.execute(statement.returning(*columns))) if claimed else []
+
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        return lanes.first_candidates(connection, self.tables, takes, conditions, spare=0)
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         connection.execute(insert(self.tables.jobs), list(rows))

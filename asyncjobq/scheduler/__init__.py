@@ -16,6 +16,7 @@ from asyncjobq.codec import MAX_BYTES
 from asyncjobq.errors import DatabaseUnavailableError, SchedulerStateError
 from asyncjobq.handlers import Handlers
 from asyncjobq.lifetime import ended, signals_handled
+from asyncjobq.limits import Limit
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
 from asyncjobq.scheduler.enqueuing import Enqueuing
@@ -34,7 +35,8 @@ class Scheduler(Enqueuing, Questions, Controls):
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
     `handlers`, registries that exist without a scheduler. `concurrency` is the number of slots of
-    this worker, `queues` the queues it serves, or a mapping to the slots of each. Durations are
+    this worker, `queues` the queues it serves, or a mapping to the slots of each; `limits` cap all
+    jobs, wherever they run, or those of one queue. Durations are
     seconds or timedeltas: a lease that is not renewed for `lease_ttl` is taken back, due work is
     looked for every `poll_interval` at least, jobs have `stop_timeout` to end when the scheduler
     is stopped, and `default_timeout` in all where neither they nor their handler say otherwise
@@ -49,6 +51,7 @@ class Scheduler(Enqueuing, Questions, Controls):
         handlers: Iterable[Handlers] = (),
         concurrency: int = 10,
         queues: Iterable[str] | Mapping[str, int] = ("default",),
+        limits: Iterable[Limit] = (),
         lease_ttl: Duration = 30.0,
         poll_interval: Duration = 1.0,
         stop_timeout: Duration = 20.0,
@@ -75,6 +78,8 @@ class Scheduler(Enqueuing, Questions, Controls):
         )
         self._handlers = Handlers()
         self._registries = tuple(handlers)
+        self._limits = tuple(limits)
+        self._limit_rules()
         self.handler = self._handlers.handler
         self._worker: Worker | None = None
         self._waiters = Waiters()
@@ -153,7 +158,8 @@ class Scheduler(Enqueuing, Questions, Controls):
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
         services = HandlerServices(self._database, self._spec, self.enqueue)
-        worker = Worker(self._database, self._registry(), self.settings, services)
+        rules = self._limit_rules()
+        worker = Worker(self._database, self._registry(), self.settings, services, rules)
         worker.on_end = self._waiters.tell
         self._worker = worker
         return worker
