@@ -25,6 +25,7 @@ from asyncjobq.errors import (
     JobEndedError,
     JobFailed,
     JobNotFoundError,
+    LeaseLostError,
     ParentError,
     ResultError,
     Retry,
@@ -37,6 +38,8 @@ from asyncjobq.errors import (
 from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, Node, Upstream, after
+from asyncjobq.limit_control import LimitState
+from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.scheduler import Scheduler
@@ -51,8 +54,11 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Budget",
     "Cancel",
     "Cancelled",
+    "Capacity",
+    "Concurrency",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -75,8 +81,12 @@ __all__ = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "LeaseLostError",
+    "Limit",
+    "LimitState",
     "Node",
     "ParentError",
+    "RateLimit",
     "ResultError",
     "Retry",
     "RetryPolicy",

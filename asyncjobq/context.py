@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq import codec
 from asyncjobq.job import Job
-from asyncjobq.options import JobSpec
+from asyncjobq.options import JobSpec, check_number
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,6 +34,10 @@ class Services(Protocol):
         self, lease: LeaseRef, job: JobSpec[Any] | str, args: Any, key: str | None, session: Any
     ) -> Job[Any]:
         """Add a child to the leased job."""
+        ...
+
+    async def set_cost(self, lease: LeaseRef, cost: float) -> None:
+        """Correct what the leased job costs."""
         ...
 
     async def upstreams_of(self, job_id: int) -> list[Job[Any]]:
@@ -107,6 +111,14 @@ class JobContext:
     async def upstreams(self) -> list[Job[Any]]:
         """Return the jobs that this one depends on, in id order, with their states and results."""
         return await self.services.upstreams_of(self.job_id)
+
+    async def set_cost(self, cost: float) -> None:
+        """Say what the job really costs, once that is known: its budgets are corrected by it.
+
+        Raises LeaseLostError when the lease is lost.
+        """
+        check_number("cost", cost, low=0)
+        await self.services.set_cost(self.lease, cost)
 
     def await_(
         self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs

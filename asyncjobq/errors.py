@@ -123,6 +123,20 @@ class JobCancelled(JobEndedError):
         super().__init__(job_id, f"Job {job_id} was cancelled: {error or 'on request'}")
 
 
+class LeaseLostError(AsyncJobQError):
+    """The job is no longer this handler's, which should end; nothing was written."""
+
+    def __init__(self, job_id: int, *, over: bool = False) -> None:
+        self.job_id = job_id
+        reason = (
+            "is over: it was completed already, and nothing more can be written in its name."
+            if over
+            else "is no longer this worker's: its lease was lost, and another worker may run it. "
+            "Nothing was written; its handler should end."
+        )
+        super().__init__(f"Job {job_id} {reason}")
+
+
 class DatabaseUnavailableError(AsyncJobQError):
     """The database could not be reached; nothing was written and the call may be repeated."""
 

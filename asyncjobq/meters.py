@@ -34,6 +34,9 @@ class Level:
 class Meter:
     """The room under one limit, for one value of its key; this one has none."""
 
+    used = 0.0
+    """How much of the limit is taken."""
+
     def room(self) -> float:
         """Return how many jobs may start at most."""
         return 0
@@ -59,6 +62,7 @@ class ConcurrencyMeter(Meter):
 
     def __init__(self, limit: Concurrency, live: int) -> None:
         self._room = limit.most - live
+        self.used = live
 
     def room(self) -> float:
         return max(0, self._room)
@@ -86,6 +90,7 @@ class RateMeter(Meter):
             self._moment = max(now, level.moment)
             gained = (self._moment - level.moment).total_seconds() * self._rate
             self._tokens = min(self._tokens, level.amount + gained)
+        self.used = self._burst - self._tokens
 
     def room(self) -> float:
         return math.floor(self._tokens + _EPSILON)
@@ -124,6 +129,7 @@ class BudgetMeter(Meter):
             windows = round((self._begin - level.moment).total_seconds() / self._period)
             over = level.amount - self._amount * windows
             self._spent = over if windows == 0 else max(0.0, over)
+        self.used = self._spent
 
     def room(self) -> float:
         return math.inf if self._spent < self._amount else 0
@@ -147,7 +153,7 @@ class BudgetMeter(Meter):
         end = self._begin + timedelta(seconds=self._period)
         return max(0.0, (end - self._now).total_seconds())
 
-    def level(self) -> Level | None:
+    def level(self) -> Level:
         return Level(self._spent, self._begin)
 
 

@@ -7,11 +7,12 @@ lost and needs no write when the job ends.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, or_, select, update
+from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.limit_rules import Use
@@ -62,10 +63,12 @@ class Permits:
         return self.meters[use.place]
 
 
-def open_permits(connection: Connection, backend: Backend, uses: Collection[Use]) -> Permits:
+def open_permits(
+    connection: Connection, backend: Backend, uses: Collection[Use], *, wait: bool = False
+) -> Permits:
     """Lock the rows of these limits, making those that are missing, and read their levels.
 
-    One that another worker has locked has no room.
+    One that another worker has locked has no room, unless it is to be waited for.
     """
     kept = {use.place: use.limit for use in uses if not isinstance(use.limit, Capacity)}
     known = _rows(connection, backend, kept)
@@ -75,7 +78,7 @@ def open_permits(connection: Connection, backend: Backend, uses: Collection[Use]
         backend.insert_if_absent(connection, backend.tables.limits, new)
         known = _rows(connection, backend, kept)
     ids = {known[place].id: place for place in kept}
-    locked = _locked(connection, backend, sorted(ids))
+    locked = _locked(connection, backend, sorted(ids), wait=wait)
     now = backend.read_clock(connection)
     counted = [row.id for row in locked if isinstance(kept[ids[row.id]], Concurrency)]
     live = _live(connection, backend, counted)
@@ -132,12 +135,25 @@ def _rows(connection: Connection, backend: Backend, places: Collection[Place]) -
     return found
 
 
-def _locked(connection: Connection, backend: Backend, ids: Sequence[int]) -> list[Any]:
+def live_permits(connection: Connection, backend: Backend) -> Counter[int]:
+    """Count the permits whose leases stand, by the id of the limit's row."""
+    permits, jobs = backend.tables.permits, backend.tables.jobs
+    same_lease = and_(jobs.c.id == permits.c.job_id, jobs.c.lease_token == permits.c.token)
+    query = select(permits.c.limit_id, func.count().label("live")).join(jobs, same_lease)
+    rows = connection.execute(query.where(jobs.c.in_flight).group_by(permits.c.limit_id))
+    return Counter({row.limit_id: row.live for row in rows})
+
+
+def _locked(
+    connection: Connection, backend: Backend, ids: Sequence[int], *, wait: bool
+) -> list[Any]:
     limits = backend.tables.limits
     rows: list[Any] = []
     for chunk in chunked(ids, 200):
         query = select(limits.c.id, limits.c.level, limits.c.moment).where(limits.c.id.in_(chunk))
-        rows += connection.execute(backend.locking(query.order_by(limits.c.id), limits))
+        ordered = query.order_by(limits.c.id)
+        locking = ordered.with_for_update() if wait else backend.locking(ordered, limits)
+        rows += connection.execute(locking)
     return rows
 
 

@@ -16,6 +16,8 @@ from asyncjobq.children import add_child
 from asyncjobq.context import LeaseRef
 from asyncjobq.job import Job
 from asyncjobq.lease import Lease
+from asyncjobq.limit_control import correct_cost
+from asyncjobq.limit_rules import LimitRules
 from asyncjobq.options import JobSpec
 from asyncjobq.wake import ring_all
 
@@ -28,10 +30,12 @@ class HandlerServices:
         database: Database,
         spec: Callable[..., JobSpec[Any]],
         enqueue: Callable[..., Awaitable[Job[Any]]],
+        rules: LimitRules,
     ) -> None:
         self._database = database
         self._spec = spec
         self._enqueue = enqueue
+        self._rules = rules
 
     def session(self) -> AsyncSession:
         return self._database.session()
@@ -60,3 +64,7 @@ class HandlerServices:
     async def upstreams_of(self, job_id: int) -> list[Job[Any]]:
         backend = self._database.backend
         return await self._database.read(lambda c: inspection.upstreams_of(c, backend, job_id))
+
+    async def set_cost(self, lease: LeaseRef, cost: float) -> None:
+        own, backend = Lease(lease.job_id, lease.owner, lease.token), self._database.backend
+        await self._database.run(lambda c: correct_cost(c, backend, own, cost, self._rules))

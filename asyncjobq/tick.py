@@ -100,8 +100,10 @@ class Tick:
         claim = await self._database.run(lambda c: self._claim_in(c, plain, limited))
         self._limiter.note(claim)
         self._rekeyed |= claim.rekeyed
+        weights = {lane.group_key: lane.head_weight for take in takes for lane in take.lanes}
         for job in claim.claimed:
-            self._slots.start(job, self._handlers[job.type], leased_at)
+            handler = self._handlers[job.type]
+            self._slots.start(job, handler, leased_at, weights.get(job.group_key))
         return claim.claimed
 
     def _claim_in(

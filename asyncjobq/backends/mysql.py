@@ -72,7 +72,8 @@ class MySQLBackend(Backend):
             return slice_
         # A few lanes with many jobs each: jump from lane to lane.
         rest = LaneScan(scan.queues, scan.types, scan.bound, (slice_.lanes[-1],))
-        rows = connection.execute(_loose(self.tables.jobs, rest)).all()
+        found = lanes.weighted(_loose(self.tables.jobs, rest), self.tables.groups)
+        rows = connection.execute(found).all()
         return LanePage(slice_.lanes + lanes.page(rows, rest).lanes, len(rows) >= rest.bound)
 
     def _slice(self, connection: Connection, scan: LaneScan) -> LanePage:
@@ -85,7 +86,8 @@ class MySQLBackend(Backend):
         query = select(*lanes.head_columns(jobs)).where(_in_range(jobs, scan))
         query = query.with_hint(jobs, hint).limit(scan.bound)
         order = (*(jobs.c[name] for name in LANE), jobs.c.priority, jobs.c.id)
-        rows = connection.execute(query.order_by(*order)).all()
+        found = lanes.weighted(query.order_by(*order), self.tables.groups)
+        rows = connection.execute(found).all()
         return LanePage(lanes.page(rows, scan).lanes, len(rows) >= scan.bound)
 
     @property

@@ -71,7 +71,7 @@ class PostgreSQLBackend(Backend):
         return query.with_for_update(key_share=True, skip_locked=True, of=locked)
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
-        rows = connection.execute(_lanes(self.tables.jobs), lanes.starts_as_arrays(scan)).all()
+        rows = connection.execute(_lanes(self.tables), lanes.starts_as_arrays(scan)).all()
         return lanes.page(rows, scan)
 
     def claim(
@@ -150,8 +150,9 @@ def channel(tables: Tables) -> str:
 
 
 @lru_cache
-def _lanes(jobs: Table) -> Select[Any]:
+def _lanes(tables: Tables) -> Select[Any]:
     """Walk the index of ready jobs from lane to lane, one look-up each; LIMIT ends the walk."""
+    jobs = tables.jobs
     start = (
         func.unnest(*(cast(bindparam(f"{name}_array"), ARRAY(Text)) for name in LANE))
         .table_valued(*LANE)
@@ -176,7 +177,7 @@ def _lanes(jobs: Table) -> Select[Any]:
 
     lane = step(start, operator.ge).cte("lane", recursive=True)
     lane = lane.union_all(step(lane, operator.gt))
-    return select(lane).limit(bindparam("bound", type_=Integer))
+    return lanes.weighted(select(lane).limit(bindparam("bound", type_=Integer)), tables.groups)
 
 
 def _first_of_each(jobs: Table, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:

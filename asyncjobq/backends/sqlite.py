@@ -145,7 +145,7 @@ def _lanes(tables: Tables) -> Select[Any]:
 
     lane = step(start, operator.ge).cte("lane", recursive=True)
     lane = lane.union_all(step(lane, operator.gt))
-    return select(lane).limit(bindparam("bound"))
+    return lanes.weighted(select(lane).limit(bindparam("bound")), tables.groups)
 
 
 def _next_group(tables: Tables, origin: Any, same: Callable[[Any, Any], Any]) -> Any:

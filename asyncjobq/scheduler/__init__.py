@@ -19,7 +19,7 @@ from asyncjobq.lifetime import ended, signals_handled
 from asyncjobq.limits import Limit
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
-from asyncjobq.scheduler.enqueuing import Enqueuing
+from asyncjobq.scheduler.limiting import Limiting
 from asyncjobq.scheduler.questions import Questions
 from asyncjobq.services import HandlerServices
 from asyncjobq.settings import Duration, checked_settings
@@ -30,7 +30,7 @@ from asyncjobq.worker import Worker
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Enqueuing, Questions, Controls):
+class Scheduler(Limiting, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
@@ -157,7 +157,7 @@ class Scheduler(Enqueuing, Questions, Controls):
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        services = HandlerServices(self._database, self._spec, self.enqueue)
+        services = HandlerServices(self._database, self._spec, self.enqueue, self._limit_rules())
         rules = self._limit_rules()
         worker = Worker(self._database, self._registry(), self.settings, services, rules)
         worker.on_end = self._waiters.tell
