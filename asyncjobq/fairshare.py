@@ -59,20 +59,31 @@ class FairShare:
             by_group.setdefault(lane.group_key, []).append(lane)
         left = Counter(dict(free))
         counts: Counter[tuple[str, str, Lane | None]] = Counter()
+
+        apart = {lane for lane in lanes if limited(lane)}
+
+        def key_of(lane: Lane) -> tuple[str, str, Lane | None]:
+            return lane.group_key, lane.queue, lane if lane in apart else None
+
         heap = [(*self._position(group), group) for group in by_group]
         heapq.heapify(heap)
         while heap and slots > 0:
             virtual, turn, group = heapq.heappop(heap)
-            first = next((lane for lane in by_group[group] if left[lane.queue] > 0), None)
+            open_ = (lane for lane in by_group[group] if left[lane.queue] > 0)
+            if apart:  # of one priority, each has its turn
+                turns = lambda lane: (lane.head_priority, counts[key_of(lane)])  # noqa: E731
+                first = min(open_, key=turns, default=None)
+            else:
+                first = next(open_, None)
             if first is None:
                 continue
-            counts[group, first.queue, first if limited(first) else None] += 1
+            counts[key_of(first)] += 1
             left[first.queue] -= 1
             slots -= 1
             step = self._estimate(group) / first.head_weight
             heapq.heappush(heap, (virtual + step, turn, group))
         return [
-            Take((alone,) if alone else _together(by_group[group], queue, limited), count)
+            Take((alone,) if alone else _together(by_group[group], queue, apart), count)
             for (group, queue, alone), count in counts.items()
         ]
 
@@ -110,7 +121,5 @@ class FairShare:
             self._mean.pop(group, None)
 
 
-def _together(
-    lanes: Sequence[Lane], queue: str, limited: Callable[[Lane], bool]
-) -> tuple[Lane, ...]:
-    return tuple(lane for lane in lanes if lane.queue == queue and not limited(lane))
+def _together(lanes: Sequence[Lane], queue: str, apart: set[Lane]) -> tuple[Lane, ...]:
+    return tuple(lane for lane in lanes if lane.queue == queue and lane not in apart)

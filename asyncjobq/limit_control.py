@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, update
 
@@ -97,7 +99,7 @@ def correct_cost(
     """
     jobs = backend.tables.jobs
     names = (*LANE, "cost", "started_at", "lease_owner", "lease_token")
-    row = backend.wait_for_row(connection, lease.job_id, [jobs.c[name] for name in names])
+    row: Any = backend.wait_for_row(connection, lease.job_id, [jobs.c[name] for name in names])
     if row is None or (row.lease_owner, row.lease_token) != (lease.owner, lease.token):
         raise LeaseLostError(lease.job_id)
     connection.execute(update(jobs).where(jobs.c.id == lease.job_id).values(cost=cost))
@@ -108,7 +110,7 @@ def correct_cost(
     for place, meter in permits.meters.items():
         if isinstance(meter, BudgetMeter):
             meter.correct(cost - row.cost, row.started_at)
-            save_level(connection, backend, permits.rows[place], meter.level())
+            save_level(connection, backend, permits.rows[place], meter.level(row.started_at))
 
 
 def limit_states(connection: Connection, backend: Backend, rules: LimitRules) -> list[LimitState]:
@@ -139,7 +141,8 @@ def _waiting(connection: Connection, backend: Backend, rules: LimitRules) -> Cou
     lanes = [jobs.c[name] for name in LANE]
     query = select(*lanes, func.count().label("jobs")).where(in_state(jobs, State.READY))
     waiting: Counter[Place] = Counter()
-    for row in connection.execute(query.group_by(*lanes)):
+    rows: Sequence[Any] = connection.execute(query.group_by(*lanes)).all()
+    for row in rows:
         for use in rules.uses(row):
             if not isinstance(use.limit, Capacity):
                 waiting[use.place] += row.jobs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class LimitedClaim:
     """Limits without room, with the seconds until they may have some; None: when a job ends."""
     rekeyed: bool = False
     """Whether jobs have moved to the lane of their key, to be found there by the next scan."""
+    missing: Collection[Place] = ()
+    """Limits that have no row yet: to be made before their jobs can be claimed."""
 
 
 def claim_limited_once(
@@ -41,25 +43,32 @@ def claim_limited_once(
 ) -> LimitedClaim:
     """Lease jobs as far as their limits allow; each take has one lane."""
     result = LimitedClaim()
-    by_take = {take: rules.uses(take.lanes[0]) for take in takes}
+    keyless = [take for take in takes if not rules.has_keys_of(take.lanes[0])]
+    for take in keyless:
+        result.rekeyed |= _rekey(connection, backend, take.lanes[0], rules)
+    by_take = {take: _kept(rules.uses(take.lanes[0])) for take in takes if take not in keyless}
     permits = open_permits(connection, backend, {use for uses in by_take.values() for use in uses})
+    result.missing = permits.missing
     chosen: list[int] = []
     for take, uses in by_take.items():
-        kept = [use for use in uses if not isinstance(use.limit, Capacity)]
-        if not rules.has_keys_of(take.lanes[0]):
-            result.rekeyed |= _rekey(connection, backend, take.lanes[0], rules)
-        elif permits.room(kept) > 0:
-            picked = _pick(connection, backend, take, kept, permits, rules)
+        if permits.room(uses) > 0:
+            picked = _pick(connection, backend, take, uses, permits, rules)
             chosen += picked.ids
             result.rekeyed |= picked.rekeyed
             result.waits |= picked.waits
-        result.waits |= permits.waits(kept)
+        result.waits |= permits.waits(uses)
     if chosen:
         values, columns = claim_values(backend, owner, ttl, defaults), claim_columns(backend)
         rows = backend.claim_rows(connection, chosen, values, columns)
         result.claimed = [claimed_from(row, owner) for row in rows]
-        save_permits(connection, backend, permits)
+        last = max(job.started_at for job in result.claimed)
+        save_permits(connection, backend, permits, last)
     return result
+
+
+def _kept(uses: Sequence[Use]) -> list[Use]:
+    """Return the limits that are kept in the database."""
+    return [use for use in uses if not isinstance(use.limit, Capacity)]
 
 
 @dataclass

@@ -52,8 +52,8 @@ class Meter:
         """Return after how many seconds there may be room; None: when a job ends."""
         return BUSY
 
-    def level(self) -> Level | None:
-        """Return what the row is to say, None where it stays as it is."""
+    def level(self, started_at: datetime) -> Level | None:
+        """Return what the row is to say once the jobs have started; None: what it says."""
         return None
 
 
@@ -82,33 +82,43 @@ class RateMeter(Meter):
 
     def __init__(self, limit: RateLimit, level: Level, now: datetime) -> None:
         self._rate = limit.amount / float(limit.per)  # type: ignore[arg-type]
-        self._burst = limit.burst
-        self._tokens = float(limit.burst)
-        self._moment = now
-        if level.amount is not None and level.moment is not None:
-            # A clock that was set back gives nothing twice.
-            self._moment = max(now, level.moment)
-            gained = (self._moment - level.moment).total_seconds() * self._rate
-            self._tokens = min(self._tokens, level.amount + gained)
-        self.used = self._burst - self._tokens
+        self._burst = float(limit.burst)
+        self._before = level
+        self._taken = 0
+        self._held = self._tokens_at(now)
+        self.used = self._burst - self._held
 
     def room(self) -> float:
-        return math.floor(self._tokens + _EPSILON)
+        return math.floor(self._held - self._taken + _EPSILON)
 
     def fits(self, cost: float) -> bool:
-        return self._tokens + _EPSILON >= 1
+        return self.room() >= 1
 
     def take(self, cost: float) -> None:
-        self._tokens -= 1
+        self._taken += 1
 
     def wait(self) -> float | None:
         if self._rate == 0:
             return math.inf
-        wanted = min(float(self._burst), max(1.0, self._rate * _STEP))
-        return max(0.0, wanted - self._tokens) / self._rate
+        wanted = min(self._burst, max(1.0, self._rate * _STEP))
+        return max(0.0, wanted - self._held + self._taken) / self._rate
 
-    def level(self) -> Level | None:
-        return Level(self._tokens, self._moment)
+    def level(self, started_at: datetime) -> Level | None:
+        # As of the start and not of the decision: else two starts could be closer than that.
+        moment = started_at
+        if self._before.moment is not None:
+            moment = max(moment, self._before.moment)
+        return Level(self._tokens_at(moment) - self._taken, moment)
+
+    def _tokens_at(self, moment: datetime) -> float:
+        tokens, since = self._before.amount, self._before.moment
+        if self._rate == 0:
+            return 0.0
+        if tokens is None or since is None:
+            return self._burst
+        # A clock that was set back gives nothing twice.
+        passed = max(0.0, (moment - since).total_seconds())
+        return min(self._burst, tokens + passed * self._rate)
 
 
 class BudgetMeter(Meter):
@@ -153,7 +163,7 @@ class BudgetMeter(Meter):
         end = self._begin + timedelta(seconds=self._period)
         return max(0.0, (end - self._now).total_seconds())
 
-    def level(self) -> Level:
+    def level(self, started_at: datetime) -> Level:
         return Level(self._spent, self._begin)
 
 

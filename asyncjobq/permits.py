@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from math import inf
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.limit_rules import Use
-from asyncjobq.limits import Capacity, Concurrency, Limit
+from asyncjobq.limits import Concurrency, Limit
 from asyncjobq.meters import Level, Meter, meter_of
 
 Place = tuple[str, str]
@@ -29,13 +31,15 @@ class Permits:
     meters: Mapping[Place, Meter]
     rows: Mapping[Place, int]
     """The ids of the rows that are locked."""
+    missing: Collection[Place] = ()
+    """Those that have no row yet."""
     started: list[tuple[Use, int, int]] = field(default_factory=list)
     """Uses with the job's id and its new token."""
     touched: set[Place] = field(default_factory=set)
 
     def room(self, uses: Iterable[Use]) -> float:
         """Return how many jobs may start under all of these limits, at most."""
-        return min(self._meter(use).room() for use in uses)
+        return min((self._meter(use).room() for use in uses), default=inf)
 
     def admit(self, uses: Collection[Use], cost: float, job_id: int, token: int) -> bool:
         """Let a job start under all of its limits, or under none."""
@@ -52,7 +56,8 @@ class Permits:
 
         None stands for: when a job ends.
         """
-        return {use.place: self._meter(use).wait() for use in uses if self._meter(use).room() <= 0}
+        full = [use for use in uses if self._meter(use).room() <= 0]
+        return {use.place: self._meter(use).wait() for use in full if use.place not in self.missing}
 
     def waits_for(self, uses: Iterable[Use], cost: float) -> dict[Place, float | None]:
         """Return the limits that keep a job of this cost from starting."""
@@ -66,18 +71,14 @@ class Permits:
 def open_permits(
     connection: Connection, backend: Backend, uses: Collection[Use], *, wait: bool = False
 ) -> Permits:
-    """Lock the rows of these limits, making those that are missing, and read their levels.
+    """Lock the rows of these limits and read their levels.
 
-    One that another worker has locked has no room, unless it is to be waited for.
+    One that another worker has locked has no room, unless it is to be waited for; nor has one that
+    has no row yet.
     """
-    kept = {use.place: use.limit for use in uses if not isinstance(use.limit, Capacity)}
+    kept = {use.place: use.limit for use in uses}
     known = _rows(connection, backend, kept)
-    missing = [place for place in kept if place not in known]
-    if missing:
-        new = [{"name": name, "value": value} for name, value in sorted(missing)]
-        backend.insert_if_absent(connection, backend.tables.limits, new)
-        known = _rows(connection, backend, kept)
-    ids = {known[place].id: place for place in kept}
+    ids = {known[place].id: place for place in kept if place in known}
     locked = _locked(connection, backend, sorted(ids), wait=wait)
     now = backend.read_clock(connection)
     counted = [row.id for row in locked if isinstance(kept[ids[row.id]], Concurrency)]
@@ -87,11 +88,24 @@ def open_permits(
         place = ids[row.id]
         limit = as_set(kept[place], known.get((place[0], "")))
         meters[place] = meter_of(limit, Level(row.level, row.moment), live.get(row.id, 0), now)
-    return Permits(meters, {ids[row.id]: row.id for row in locked})
+    return Permits(
+        meters, {ids[row.id]: row.id for row in locked}, missing=kept.keys() - known.keys()
+    )
 
 
-def save_permits(connection: Connection, backend: Backend, permits: Permits) -> None:
-    """Write what the started jobs have used up."""
+def make_rows(connection: Connection, backend: Backend, places: Collection[Place]) -> None:
+    """Make the rows of limits that have none.
+
+    In a transaction of its own: whoever makes the same row at the same time waits for its end.
+    """
+    new = [{"name": name, "value": value} for name, value in sorted(places)]
+    backend.insert_if_absent(connection, backend.tables.limits, new)
+
+
+def save_permits(
+    connection: Connection, backend: Backend, permits: Permits, started_at: datetime
+) -> None:
+    """Write what the jobs have used up that have started until then."""
     tables = backend.tables
     taken = [
         {"limit_id": permits.rows[use.place], "job_id": job_id, "token": token}
@@ -100,7 +114,7 @@ def save_permits(connection: Connection, backend: Backend, permits: Permits) -> 
     ]
     backend.insert_rows(connection, tables.permits, taken)
     for place in sorted(permits.touched):
-        level = permits.meters[place].level()
+        level = permits.meters[place].level(started_at)
         if level is not None:
             save_level(connection, backend, permits.rows[place], level)
 
@@ -148,10 +162,10 @@ def _locked(
     connection: Connection, backend: Backend, ids: Sequence[int], *, wait: bool
 ) -> list[Any]:
     limits = backend.tables.limits
+    query: Any = select(limits.c.id, limits.c.level, limits.c.moment)
     rows: list[Any] = []
     for chunk in chunked(ids, 200):
-        query = select(limits.c.id, limits.c.level, limits.c.moment).where(limits.c.id.in_(chunk))
-        ordered = query.order_by(limits.c.id)
+        ordered = query.where(limits.c.id.in_(chunk)).order_by(limits.c.id)
         locking = ordered.with_for_update() if wait else backend.locking(ordered, limits)
         rows += connection.execute(locking)
     return rows
@@ -161,9 +175,8 @@ def _live(connection: Connection, backend: Backend, ids: Sequence[int]) -> dict[
     """Count the permits whose leases stand, and drop the others; the limits' rows are locked."""
     permits, jobs = backend.tables.permits, backend.tables.jobs
     same_lease = and_(jobs.c.id == permits.c.job_id, jobs.c.lease_token == permits.c.token)
-    query = select(permits.c.limit_id, permits.c.job_id, jobs.c.in_flight).outerjoin(
-        jobs, same_lease
-    )
+    columns: list[Any] = [permits.c.limit_id, permits.c.job_id, jobs.c.in_flight]
+    query = select(*columns).outerjoin(jobs, same_lease)
     live: dict[int, int] = {}
     for chunk in chunked(ids, 200):
         over: list[Any] = []

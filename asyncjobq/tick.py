@@ -18,6 +18,7 @@ from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
 from asyncjobq.limited import LimitedClaim, claim_limited_once
 from asyncjobq.limiter import Limiter
 from asyncjobq.options import UNSET
+from asyncjobq.permits import make_rows
 from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep, settle_once
@@ -53,7 +54,7 @@ class Tick:
         self._share = share
         self._slots = slots
         self._limiter = limiter
-        self._rekeyed = False
+        self._again = False
         self._lanes = LaneCursor(tuple(settings.queues), handlers.types)
         self._defaults = _defaults(handlers, settings)
 
@@ -68,7 +69,7 @@ class Tick:
             lanes = await self._database.read(self._scan)
             claimed = await self._claim_from(lanes)
             started += claimed
-            if claimed or self._lanes.cut or self._rekeyed:
+            if claimed or self._lanes.cut or self._again:
                 continue
             if not in_the_middle:
                 break
@@ -82,7 +83,7 @@ class Tick:
 
     async def _claim_from(self, lanes: list[Lane]) -> int:
         """Claim from these lanes until they are empty or the slots are full."""
-        total, self._rekeyed = 0, False
+        total, self._again = 0, False
         while (lanes := self._limiter.open(lanes)) and self._slots.free > 0:
             takes = self._share.allocate(
                 lanes, self._slots.free_by_queue, self._slots.free, self._limiter.is_limited
@@ -99,7 +100,11 @@ class Tick:
         plain, limited = self._limiter.parted(takes)
         claim = await self._database.run(lambda c: self._claim_in(c, plain, limited))
         self._limiter.note(claim)
-        self._rekeyed |= claim.rekeyed
+        self._again |= claim.rekeyed
+        if claim.missing:
+            backend, missing = self._database.backend, claim.missing
+            await self._database.run(lambda c: make_rows(c, backend, missing))
+            self._again = True
         weights = {lane.group_key: lane.head_weight for take in takes for lane in take.lanes}
         for job in claim.claimed:
             handler = self._handlers[job.type]
