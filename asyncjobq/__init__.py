@@ -29,6 +29,7 @@ from asyncjobq.errors import (
     ParentError,
     ResultError,
     Retry,
+    ScheduleNotFoundError,
     SchedulerStateError,
     SchemaError,
     Snooze,
@@ -42,7 +43,9 @@ from asyncjobq.limit_control import LimitState
 from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
+from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
+from asyncjobq.schedules import Schedule
 from asyncjobq.states import Kind, State
 from asyncjobq.workflow import Container, Workflow
 
@@ -58,6 +61,7 @@ __all__ = [
     "Cancel",
     "Cancelled",
     "Capacity",
+    "CatchUp",
     "Concurrency",
     "ConfigurationError",
     "Container",
@@ -90,6 +94,8 @@ __all__ = [
     "ResultError",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleNotFoundError",
     "Scheduler",
     "SchedulerStateError",
     "SchemaError",

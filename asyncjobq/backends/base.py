@@ -116,9 +116,9 @@ class Backend(ABC):
 
     @abstractmethod
     def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
-        """Return the query by primary key so that it locks its rows and skips those locked.
+        """Return the query so that it locks its rows for writing and skips those locked.
 
-        The rows are those of `table`, or of the jobs.
+        They are jobs unless another table is given, and are found by primary key.
         """
 
     def lock_rows(

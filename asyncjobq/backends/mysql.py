@@ -62,8 +62,8 @@ class MySQLBackend(Backend):
 
     def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         # Through any other index it would lock rows that we do not take.
-        locked = self.tables.jobs if table is None else table
-        by_key = query.with_hint(locked, "FORCE INDEX (PRIMARY)")
+        of = self.tables.jobs if table is None else table
+        by_key = query.with_hint(of, "FORCE INDEX (PRIMARY)")
         return by_key.with_for_update(skip_locked=True)
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:

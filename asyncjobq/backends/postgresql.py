@@ -67,8 +67,8 @@ class PostgreSQLBackend(Backend):
         return cast(column, Text)
 
     def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
-        locked = self.tables.jobs if table is None else table
-        return query.with_for_update(key_share=True, skip_locked=True, of=locked)
+        of = self.tables.jobs if table is None else table
+        return query.with_for_update(key_share=True, skip_locked=True, of=of)
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         rows = connection.execute(_lanes(self.tables), lanes.starts_as_arrays(scan)).all()

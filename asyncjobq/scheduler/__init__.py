@@ -21,6 +21,7 @@ from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
 from asyncjobq.scheduler.limiting import Limiting
 from asyncjobq.scheduler.questions import Questions
+from asyncjobq.scheduler.recurring import Recurring
 from asyncjobq.services import HandlerServices
 from asyncjobq.settings import Duration, checked_settings
 from asyncjobq.states import State
@@ -30,7 +31,7 @@ from asyncjobq.worker import Worker
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Limiting, Questions, Controls):
+class Scheduler(Limiting, Recurring, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
@@ -81,6 +82,8 @@ class Scheduler(Limiting, Questions, Controls):
         self._limits = tuple(limits)
         self._limit_rules()
         self.handler = self._handlers.handler
+        self.cron = self._handlers.cron
+        self.every = self._handlers.every
         self._worker: Worker | None = None
         self._waiters = Waiters()
 
@@ -127,6 +130,7 @@ class Scheduler(Limiting, Questions, Controls):
         """Run jobs until nothing of this scheduler's queues and types is runnable or running.
 
         Returns how many jobs ended in which state. With `scheduled`, due times are waited for.
+        Schedules are not fired.
         """
         await self.check_database()
         worker = self._new_worker()
