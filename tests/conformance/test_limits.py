@@ -26,7 +26,6 @@ from asyncjobq import (
 )
 from asyncjobq.backends.base import Backend, Take
 from asyncjobq.codec import encode
-from asyncjobq.context import LeaseRef
 from asyncjobq.lease import Claimed
 from asyncjobq.limit_control import clear_limit, correct_cost, set_limit, set_weight
 from asyncjobq.limit_rules import LimitRules
@@ -426,11 +425,6 @@ class TestWorker:
             await scheduler.drain()
         states = {state.value: state for state in await scheduler.limits()}
         assert {value: state.used for value, state in states.items()} == {"acme": 90, "zeta": 1}
-
-    async def test_one_that_is_cancelled_by_lease_loss_sets_no_cost(self, jobs: Jobs) -> None:
-        services = jobs.scheduler._new_worker()._slots._services
-        with pytest.raises(LeaseLostError):
-            await services.set_cost(LeaseRef(2**40, "nobody", 1), 5.0)
 
 
 async def _enqueue_with_key(jobs: Jobs, key: str, tenant: str) -> None:
