@@ -118,7 +118,8 @@ class Slots:
         try:
             outcome = await run.outcome()
             if outcome.ending is not Ending.LEASE_LOST:
-                state = await self._writer.write(Finished(lease, outcome))
+                told, completing = run.context.reported.pending, run.context.completing
+                state = await self._writer.write(Finished(lease, outcome, told, completing))
                 self._note(run.claimed, outcome, state)
         finally:
             self._heartbeat.remove(lease)
@@ -153,4 +154,5 @@ class Slots:
             deadline=None if endless else job.started_at + timedelta(seconds=job.timeout),
             lease=LeaseRef(job.lease.job_id, job.lease.owner, job.lease.token),
             services=self._services,
+            stored_checkpoint=job.checkpoint,
         )

@@ -105,9 +105,23 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     if over:
         values = [_end_values(end, neighboured) for end in over]
         connection.execute(guarded.values(_end(backend)), values)
+        backend.notify_ended(connection)
     if waiting:
         connection.execute(guarded.values(_wait(backend)), [_wait_values(end) for end in waiting])
     return Ended(frozenset(parents), bool(neighboured or parents))
+
+
+def end_unsettled(connection: Connection, backend: Backend, end: End, *, waits: bool) -> None:
+    """End a locked job, or let it wait for its children, without a look at its neighbours.
+
+    It is left unsettled, so that a settling looks at them.
+    """
+    guarded = update(backend.tables.jobs).where(fence(backend.tables))
+    if waits:
+        connection.execute(guarded.values(_wait(backend)), [_wait_values(end)])
+    else:
+        connection.execute(guarded.values(_end(backend)), [_end_values(end, {end.row.id})])
+        backend.notify_ended(connection)
 
 
 def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Return]) -> None:

@@ -160,6 +160,13 @@ class Backend(ABC):
         query = select(*columns).where(self.tables.jobs.c.id == job_id)
         return connection.execute(query.with_for_update(key_share=True)).one_or_none()
 
+    def refuse_snapshot(self, connection: Connection, what: str) -> None:  # noqa: B027
+        """Raise ConfigurationError where the transaction's isolation level rules out `what`."""
+
+    def reads_snapshot(self, connection: Connection) -> bool:
+        """Tell whether plain reads may show what was there when the transaction began."""
+        return False
+
     @abstractmethod
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         """Find lanes that have ready jobs, reading a bounded number of index entries."""
@@ -199,6 +206,9 @@ class Backend(ABC):
 
     def notify(self, connection: Connection, topic: str) -> None:  # noqa: B027  nothing by default
         """Wake listeners of other processes when this transaction commits."""
+
+    def notify_ended(self, connection: Connection) -> None:  # noqa: B027  nothing by default
+        """Tell those who wait for the ends of jobs when this transaction commits."""
 
     def fault_of(self, error: BaseException) -> Fault:
         """Classify a database error by its code."""
@@ -259,6 +269,13 @@ class Database(ABC):
         """Call `wake` whenever another process may have written, until cancelled.
 
         Never raises for a database that is away. Returns at once where there is no such signal.
+        """
+
+    @abstractmethod
+    async def watch_ends(self, wake: Callable[[], None], poll_interval: float) -> None:
+        """Call `wake` whenever a job may have ended in another process, until cancelled.
+
+        Otherwise like `watch`.
         """
 
     @abstractmethod

@@ -77,7 +77,7 @@ class Scheduler(Enqueuing, Questions, Controls):
         self._registries = tuple(handlers)
         self.handler = self._handlers.handler
         self._worker: Worker | None = None
-        self._waiters = Waiters()
+        self._waiters = Waiters(self._still_open, self._watch_ends, self.settings.poll_interval)
 
     async def serve(self) -> None:
         """Run jobs until `stop()` is called or this call is cancelled.
@@ -134,6 +134,7 @@ class Scheduler(Enqueuing, Questions, Controls):
         self.stop()
         if self._worker is not None:
             await self._worker.stopped.wait()
+        await self._waiters.close()
         await self._database.close()
 
     async def __aenter__(self) -> Self:
@@ -152,7 +153,8 @@ class Scheduler(Enqueuing, Questions, Controls):
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        services = HandlerServices(self._database, self._spec, self.enqueue)
+        most = self.settings.max_result_bytes
+        services = HandlerServices(self._database, self._spec, self.enqueue, most)
         worker = Worker(self._database, self._registry(), self.settings, services)
         worker.on_end = self._waiters.tell
         self._worker = worker
