@@ -128,7 +128,7 @@ def _connection_rolled_back(connection: Connection, *_: object) -> None:
 
 
 def _unfit(caller: object, wanted: str) -> ConfigurationError:
-    hint = "; the method that ends in _sync takes it" if _is_sync(caller) else ""
+    hint = "; enqueue_sync() and complete_sync() take it" if _is_sync(caller) else ""
     return ConfigurationError(f"session takes {wanted}, not a {type(caller).__name__}{hint}.")
 
 

@@ -1,4 +1,4 @@
-"""What a handler stores on its way, under the fence of its lease, for the attempt that comes next."""
+"""What a handler stores on its way, under the fence of its lease, for the attempt to come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from asyncjobq.lease import Lease, completed_among, still_ours
 from asyncjobq.transition import Locked, fence, fence_values
 
 
-def store_checkpoint(connection: Connection, backend: Backend, lease: Lease, value: Encoded) -> None:
+def store_checkpoint(
+    connection: Connection, backend: Backend, lease: Lease, value: Encoded
+) -> None:
     """Store a checkpoint in this transaction, which holds the job's row from here to its end.
 
     Waits for whoever holds the row. Raises LeaseLostError.
@@ -33,9 +35,7 @@ def checkpoint_once(connection: Connection, backend: Backend, lease: Lease, valu
             return False
     elif _write(connection, backend, lease, value):
         return True
-    raise LeaseLostError(
-        lease.job_id, over=bool(completed_among(connection, backend, [lease]))
-    )
+    raise LeaseLostError(lease.job_id, over=bool(completed_among(connection, backend, [lease])))
 
 
 def _write(connection: Connection, backend: Backend, lease: Lease, value: Encoded) -> bool:

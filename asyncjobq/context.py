@@ -146,9 +146,7 @@ class JobContext:
         self.has_children = True
         return await self.services.add_child(self.lease, job, args, key, session)
 
-    def progress(
-        self, done: float, total: float | None = None, message: str | None = None
-    ) -> None:
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Say how far the job is, for others to read in `Job.progress`; from any thread.
 
         Returns at once and may be called at any rate: the last report is written about once a

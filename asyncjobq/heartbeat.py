@@ -131,9 +131,7 @@ class Heartbeat:
                 )
             beat.run.stop(Stop.LEASE_LOST)
 
-    def _note_stored(
-        self, progress: Mapping[Lease, Encoded], renewal: Renewal, now: float
-    ) -> None:
+    def _note_stored(self, progress: Mapping[Lease, Encoded], renewal: Renewal, now: float) -> None:
         for lease in progress.keys() & renewal.renewed & self._beats.keys():
             self._beats[lease].run.context.reported.note_stored(progress[lease])
             self._beats[lease].reported_at = now

@@ -79,7 +79,7 @@ def jobs_of(connection: Connection, backend: Backend, job_ids: Sequence[int]) ->
     """Return these jobs in the order given; raises JobNotFoundError for the first missing one."""
     jobs = backend.tables.jobs
     rows = connection.execute(_columns(backend).where(jobs.c.id.in_(job_ids)))
-    found = {row.id: Job.from_row(row) for row in rows}
+    found: dict[int, Job[Any]] = {row.id: Job.from_row(row) for row in rows}
     for job_id in job_ids:
         if job_id not in found:
             raise JobNotFoundError(job_id)

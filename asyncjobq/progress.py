@@ -1,4 +1,4 @@
-"""How far a job is, as its handler reports it: kept here until the next renewal carries it along."""
+"""How far a job is, as its handler reports it; kept here until a renewal carries it along."""
 
 from __future__ import annotations
 

@@ -178,7 +178,9 @@ class Waiters:
     """Who waits for the end of jobs in this process, on whatever event loop."""
 
     def __init__(self, look: Look, watch: Watch, longest_pause: float) -> None:
-        self._make = lambda: EndWatch(look, watch, longest_pause)
+        self._look = look
+        self._watch = watch
+        self._longest_pause = longest_pause
         self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, EndWatch]
         self._watches = WeakKeyDictionary()
 
@@ -195,7 +197,7 @@ class Waiters:
         """Look for the end of these jobs while the block lasts."""
         loop = asyncio.get_running_loop()
         if loop not in self._watches:
-            self._watches[loop] = self._make()
+            self._watches[loop] = EndWatch(self._look, self._watch, self._longest_pause)
         with self._watches[loop].awaiting(job_ids) as awaited:
             yield awaited
 

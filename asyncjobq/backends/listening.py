@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from asyncjobq.backends.postgresql import PostgreSQLBackend, channel, channel_of_ends
 from asyncjobq.backends.servers import ServerDatabase
@@ -71,7 +71,7 @@ async def _forever(
 
 async def _listen_once(database: ServerDatabase, wake: Callable[[], None]) -> None:
     """Listen until the connection ends; raises what ended it."""
-    backend = _backend_of(database)
+    backend = cast(PostgreSQLBackend, database.backend)
 
     def hear(*message: Any) -> None:
         if message[-1] == AWAITED:
@@ -104,11 +104,6 @@ async def _listen_for_ends_once(database: ServerDatabase, wake: Callable[[], Non
         await announce(connection)
         wake()  # what has ended before this moment was said to nobody
         await _until_closed(connection, announce)
-
-
-def _backend_of(database: ServerDatabase) -> PostgreSQLBackend:
-    assert isinstance(database.backend, PostgreSQLBackend)  # noqa: S101
-    return database.backend
 
 
 async def _until_closed(connection: Any, probe: Callable[[Any], Awaitable[None]]) -> None:

@@ -79,7 +79,7 @@ class Questions(Access):
     async def as_completed(
         self, jobs: Iterable[Job[R] | Node[R] | int], /, *, timeout: Duration | None = None
     ) -> AsyncIterator[Job[R]]:
-        """Yield jobs as they end, however they end: `async for job in scheduler.as_completed(jobs)`.
+        """Yield jobs as they end, however they end: `async for job in as_completed(jobs)`.
 
         Each once, also where it is named twice; those that have ended already come first.
         `handler.result_of(job)` returns a result as the handler did. Raises TimeoutError when
