@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, get_args, get_origin
+from collections.abc import Callable
+from typing import Any
 
 from asyncjobq import codec
 from asyncjobq.arguments import resolved, underlying
@@ -48,12 +48,8 @@ class Results:
             raise StoredResultError(job_id, self._type, name, reason, stored) from error
 
     def _hint(self) -> Any:
-        """Return what the function's callers get, also where it is declared as an awaitable."""
         names = getattr(underlying(self._function), "__globals__", {})
-        hint = resolved(inspect.signature(self._function).return_annotation, names)
-        if get_origin(hint) in (Awaitable, Coroutine):
-            return get_args(hint)[-1]
-        return hint
+        return resolved(inspect.signature(self._function).return_annotation, names)
 
 
 def result_of(job: Job[Any], results: Results | None) -> Any:

@@ -134,7 +134,10 @@ class Slots:
                 "The outcome of job %s (%s, attempt %s) is refused: its lease was lost.", *place
             )
             return
-        if outcome.error:
+        if outcome.error and state is State.DONE:
+            reason = outcome.summary or outcome.error.splitlines()[0]
+            logger.warning("Job %s (%s, attempt %s) was completed already when: %s", *place, reason)
+        elif outcome.error:
             ending = outcome.ending.replace("_", " ")
             reason = outcome.summary or outcome.error.splitlines()[0]
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
