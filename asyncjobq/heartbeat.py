@@ -11,7 +11,7 @@ from typing import Final
 from asyncjobq.backends.base import Database
 from asyncjobq.clock import monotonic
 from asyncjobq.codec import Encoded
-from asyncjobq.lease import Lease, Renewal, renew_once
+from asyncjobq.lease import Lease, Renewal, completed_among, renew_once
 from asyncjobq.run import JobRun, Stop
 
 logger = logging.getLogger("asyncjobq.heartbeat")
@@ -92,10 +92,10 @@ class Heartbeat:
         leases, backend = [beat.lease for beat in due], self._database.backend
         reports = {beat.lease: beat.run.context.reported.pending for beat in due}
         progress = {lease: value for lease, value in reports.items() if value is not None}
-        completing = {beat.lease for beat in due if beat.run.context.completing}
         renewal = await self._database.run(
-            lambda c: renew_once(c, backend, leases, self._ttl, progress, completing)
+            lambda c: renew_once(c, backend, leases, self._ttl, progress)
         )
+        renewal.lost -= await self._completed_among(renewal.lost)
         self._note(renewal, now)
         self._note_stored(progress, renewal, now)
 
@@ -119,9 +119,7 @@ class Heartbeat:
             self._beats[lease].renewed = True
         for lease in renewal.cancel_requested & self._beats.keys():
             self._beats[lease].run.stop(Stop.CANCELLED)
-        for lease in renewal.completed & self._beats.keys():
-            self._beats[lease].completed = True
-        for lease in (renewal.lost - renewal.completed) & self._beats.keys():
+        for lease in renewal.lost & self._beats.keys():
             beat = self._beats[lease]
             if beat.run.stopped is None:
                 logger.warning(
@@ -130,6 +128,18 @@ class Heartbeat:
                     beat.run.claimed.type,
                 )
             beat.run.stop(Stop.LEASE_LOST)
+
+    async def _completed_among(self, lost: set[Lease]) -> set[Lease]:
+        """Return which leases are gone because their handlers have ended their jobs themselves."""
+        beats = [beat for beat in self._beats.values() if beat.lease in lost]
+        doubtful = [beat.lease for beat in beats if beat.run.context.completing]
+        if not doubtful:
+            return set()
+        backend = self._database.backend
+        found = await self._database.read(lambda c: completed_among(c, backend, doubtful))
+        for beat in beats:
+            beat.completed |= beat.lease in found
+        return set(found)
 
     def _note_stored(self, progress: Mapping[Lease, Encoded], renewal: Renewal, now: float) -> None:
         for lease in progress.keys() & renewal.renewed & self._beats.keys():

@@ -89,8 +89,6 @@ class Renewal:
     held: set[Lease] = field(default_factory=set)
     """Rows that some transaction has locked: still ours, to be renewed soon."""
     cancel_requested: set[Lease] = field(default_factory=set)
-    completed: set[Lease] = field(default_factory=set)
-    """Jobs that their handlers have ended themselves; among the lost."""
 
 
 def claim_once(
@@ -134,13 +132,11 @@ def renew_once(
     leases: Sequence[Lease],
     ttl: float,
     progress: Mapping[Lease, Encoded] = NOTHING,
-    completing: Collection[Lease] = (),
 ) -> Renewal:
     """Extend leases by `ttl` seconds from now; says which are lost and which are to be cancelled.
 
     Rows that another transaction holds are skipped: waiting for one would let all others expire.
-    What handlers have reported of their `progress` goes with it. Those of `completing` may have
-    ended their jobs themselves.
+    What handlers have reported of their `progress` goes with it.
     """
     jobs = backend.tables.jobs
     # A handler that was given up may still be here when its job comes back.
@@ -159,9 +155,6 @@ def renew_once(
     renewal.lost |= set(by_id.values()) - renewal.held
     reported = {lease: value for lease, value in progress.items() if lease in renewal.renewed}
     store_progress(connection, backend, reported)
-    renewal.completed = set(
-        completed_among(connection, backend, renewal.lost.intersection(completing))
-    )
     return renewal
 
 
