@@ -11,9 +11,10 @@ from sqlalchemy import Connection, select
 
 from asyncjobq.backends.base import Backend
 from asyncjobq.codec import Encoded
+from asyncjobq.context import LastWords
 from asyncjobq.enqueue import TOPIC
 from asyncjobq.errors import LeaseLostError
-from asyncjobq.lease import Lease, completed_among
+from asyncjobq.lease import Lease, completed_among, store_progress
 from asyncjobq.states import State
 from asyncjobq.transition import End, Locked, end_unsettled, open_children
 
@@ -23,12 +24,10 @@ def complete_job(
     backend: Backend,
     lease: Lease,
     result: Encoded,
-    *,
-    has_children: bool,
+    last: LastWords,
 ) -> None:
     """End the leased job as done, or as waiting if it has open children, in this transaction.
 
-    `has_children` says that this attempt has added some, which an old snapshot may not show.
     Waits for whoever holds the job's row. Raises LeaseLostError.
     """
     backend.refuse_snapshot(connection, "ctx.complete()")
@@ -38,7 +37,9 @@ def complete_job(
     if row is None or (row.lease_owner, row.lease_token) != (lease.owner, lease.token):
         over = bool(completed_among(connection, backend, [lease]))
         raise LeaseLostError(lease.job_id, over=over)
-    waits = has_children and backend.reads_snapshot(connection)
+    if last.progress is not None:
+        store_progress(connection, backend, {lease: last.progress})
+    waits = last.has_children and backend.reads_snapshot(connection)
     waits = waits or _has_open_children(connection, backend, lease.job_id)
     end = End(Locked(lease.job_id, lease.owner, lease.token), State.DONE, result)
     end_unsettled(connection, backend, end, waits=waits)

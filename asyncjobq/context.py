@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from asyncjobq import codec
+from asyncjobq.codec import Encoded
 from asyncjobq.job import Job
 from asyncjobq.options import JobSpec
 from asyncjobq.progress import Progress
@@ -51,15 +52,11 @@ class Services(Protocol):
         """Store a checkpoint in the transaction of a synchronous session."""
         ...
 
-    async def complete(
-        self, lease: LeaseRef, session: Any, result: Any, *, has_children: bool
-    ) -> None:
+    async def complete(self, lease: LeaseRef, session: Any, result: Any, last: LastWords) -> None:
         """End the leased job in the transaction of a session."""
         ...
 
-    def complete_in(
-        self, lease: LeaseRef, session: Any, result: Any, *, has_children: bool
-    ) -> None:
+    def complete_in(self, lease: LeaseRef, session: Any, result: Any, last: LastWords) -> None:
         """End the leased job in the transaction of a synchronous session."""
         ...
 
@@ -75,6 +72,16 @@ class LeaseRef:
     job_id: int
     owner: str
     token: int
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """What an attempt that completes its job knows of it."""
+
+    has_children: bool
+    """Whether it has added children, which an old snapshot may not show."""
+    progress: Encoded | None
+    """What has been reported and is not stored yet."""
 
 
 @dataclass
@@ -183,14 +190,11 @@ class JobContext:
         LeaseLostError when the job is another worker's by now, ResultError for a result that
         cannot be stored, and on PostgreSQL ConfigurationError above READ COMMITTED.
         """
-        self.completing = True
-        children = self.has_children
-        await self.services.complete(self.lease, session, result, has_children=children)
+        await self.services.complete(self.lease, session, result, self._last_words())
 
     def complete_sync(self, session: Session | Connection, result: Any = None) -> None:
         """Do what `complete` does, from a `def` handler and with a synchronous session."""
-        self.completing = True
-        self.services.complete_in(self.lease, session, result, has_children=self.has_children)
+        self.services.complete_in(self.lease, session, result, self._last_words())
 
     async def upstreams(self) -> list[Job[Any]]:
         """Return the jobs that this one depends on, in id order, with their states and results.
@@ -204,6 +208,10 @@ class JobContext:
     ) -> T:
         """Run an asynchronous function on the scheduler's loop, from a handler's thread."""
         return anyio.from_thread.run(lambda: function(*args, **kwargs))
+
+    def _last_words(self) -> LastWords:
+        self.completing = True
+        return LastWords(self.has_children, self.reported.pending)
 
     def _note_checkpoint(self, stored: str) -> None:
         self.stored_checkpoint = stored

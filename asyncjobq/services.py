@@ -24,7 +24,7 @@ from asyncjobq.children import add_child
 from asyncjobq.clock import monotonic
 from asyncjobq.codec import Encoded
 from asyncjobq.completion import complete_job
-from asyncjobq.context import LeaseRef
+from asyncjobq.context import LastWords, LeaseRef
 from asyncjobq.errors import ConfigurationError, SchedulerStateError
 from asyncjobq.job import Job
 from asyncjobq.lease import Lease
@@ -95,15 +95,11 @@ class HandlerServices:
         in_sync_transaction_of(session, self._checkpointing(lease, text))
         when_committed(session, lambda: note(text))
 
-    async def complete(
-        self, lease: LeaseRef, session: Any, result: Any, *, has_children: bool
-    ) -> None:
-        await in_transaction_of(session, self._completing(lease, result, has_children))
+    async def complete(self, lease: LeaseRef, session: Any, result: Any, last: LastWords) -> None:
+        await in_transaction_of(session, self._completing(lease, result, last))
 
-    def complete_in(
-        self, lease: LeaseRef, session: Any, result: Any, *, has_children: bool
-    ) -> None:
-        in_sync_transaction_of(session, self._completing(lease, result, has_children))
+    def complete_in(self, lease: LeaseRef, session: Any, result: Any, last: LastWords) -> None:
+        in_sync_transaction_of(session, self._completing(lease, result, last))
 
     def _checkpoint(self, lease: LeaseRef, value: Any) -> Encoded:
         return storable(value, f"The checkpoint of job {lease.job_id}", self._max_result_bytes)
@@ -128,7 +124,7 @@ class HandlerServices:
         return work
 
     def _completing(
-        self, lease: LeaseRef, result: Any, has_children: bool
+        self, lease: LeaseRef, result: Any, last: LastWords
     ) -> Callable[[Connection], None]:
         what = f"The result of job {lease.job_id}"
         text = storable(result, what, self._max_result_bytes)
@@ -136,7 +132,7 @@ class HandlerServices:
         def work(connection: Connection) -> None:
             self._check_callers(connection, "ctx.complete()")
             backend = self._database.backend
-            complete_job(connection, backend, _own(lease), text, has_children=has_children)
+            complete_job(connection, backend, _own(lease), text, last)
 
         return work
 

@@ -2,9 +2,9 @@
 
     python examples/import_file.py [URL OF A DATABASE]
 
-The file lists the characters of the world's alphabets, some 10,000 rows of CSV. Each portion of it is
-one transaction of the import's own: the rows, and the checkpoint that says how far they go. Either
-both are there or neither, so whoever takes over goes on behind the last row that is.
+The file lists the characters of the world's alphabets, some 11,000 rows of CSV. Each portion of it
+is one transaction of the import's own: the rows, and the checkpoint that says how far they go.
+Either both are there or neither, so whoever takes over goes on behind the last row that is.
 """
 
 from __future__ import annotations

@@ -76,9 +76,17 @@ class Questions(Access):
         handler = self._registry().find(ended.type)
         return result_of(ended, None if handler is None else handler.results)
 
+    @overload
+    def as_completed(
+        self, jobs: Iterable[Job[R] | Node[R]], /, *, timeout: Duration | None = None
+    ) -> AsyncIterator[Job[R]]: ...
+    @overload
+    def as_completed(
+        self, jobs: Iterable[JobRef], /, *, timeout: Duration | None = None
+    ) -> AsyncIterator[Job[Any]]: ...
     async def as_completed(
-        self, jobs: Iterable[Job[R] | Node[R] | int], /, *, timeout: Duration | None = None
-    ) -> AsyncIterator[Job[R]]:
+        self, jobs: Iterable[JobRef], /, *, timeout: Duration | None = None
+    ) -> AsyncIterator[Job[Any]]:
         """Yield jobs as they end, however they end: `async for job in as_completed(jobs)`.
 
         Each once, also where it is named twice; those that have ended already come first.

@@ -354,6 +354,7 @@ class TestInAWorker:
     async def test_the_return_value_is_ignored(self, jobs: Jobs, application: AsyncEngine) -> None:
         @jobs.scheduler.handler
         async def work(ctx: JobContext) -> int:
+            ctx.progress(9)
             async with ctx.session() as session, session.begin():
                 await session.execute(effect(ctx.job_id))
                 await ctx.complete(session, 1)
@@ -365,6 +366,7 @@ class TestInAWorker:
             assert (await jobs.scheduler.drain())[State.DONE] == 2
             assert await jobs.scheduler.wait(job) == 1
         assert await effects(jobs) == [job.id, after.id]
+        assert (await jobs.row(job)).progress["done"] == 9
         await assert_nothing_is_stranded(jobs)
 
     async def test_an_error_afterwards_is_logged_and_ignored(

@@ -36,6 +36,7 @@ NAMES = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "LeaseLostError",
     "Node",
     "ParentError",
     "ResultError",
@@ -46,6 +47,7 @@ NAMES = [
     "SchemaError",
     "Snooze",
     "State",
+    "StoredResultError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",
@@ -69,6 +71,10 @@ SCHEDULER = {
         "table_prefix: 'str' = '') -> 'None'"
     ),
     "aclose": "(self) -> 'None'",
+    "as_completed": (
+        "(self, jobs: 'Iterable[JobRef]', /, *, timeout: 'Duration | None' = None) "
+        "-> 'AsyncIterator[Job[Any]]'"
+    ),
     "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
     "check_database": "(self) -> 'None'",
     "create_schema": "(self) -> 'None'",
@@ -109,11 +115,15 @@ SCHEDULER = {
     ),
 }
 
-CONTEXT = {"add_child", "await_", "enqueue", "session", "upstreams"}
+CONTEXT = {
+    "add_child", "await_", "checkpoint", "checkpoint_sync", "complete", "complete_sync",
+    "enqueue", "progress", "session", "upstreams",
+}  # fmt: skip
 CONTEXT_VALUES = {
     "args",
     "attempt",
     "cancel_requested",
+    "checkpointed",
     "deadline",
     "job_id",
     "max_attempts",
@@ -160,7 +170,7 @@ def test_the_registry() -> None:
         "find", "handler", "include", "types",
     }  # fmt: skip
     public = {name for name in vars(Handler) if not name.startswith("_")}
-    assert {"job", "encode", "decode"} <= public
+    assert {"job", "encode", "decode", "result_of"} <= public
 
 
 def test_the_context() -> None:
