@@ -13,7 +13,7 @@ from asyncjobq import InvalidJobError, JobContext, State
 from asyncjobq.clock import monotonic
 from asyncjobq.finalize import Finished, finalize_once
 from asyncjobq.heartbeat import REPORT_INTERVAL, Heartbeat
-from asyncjobq.lease import Claimed, Lease, reclaim_once, renew_once
+from asyncjobq.lease import Claimed, Lease, reclaim_once, renew_once, store_progress
 from asyncjobq.progress import Progress
 from asyncjobq.run import JobRun
 from conformance.kit import Jobs
@@ -134,6 +134,13 @@ class TestFence:
         lease = impostor(claimed.lease, wrong)
         assert (await jobs.do(reporting(lease))).lost == {lease}
         assert await jobs.row(claimed) == before
+
+    @pytest.mark.parametrize("wrong", ["owner", "token"])
+    async def test_of_the_write_itself(self, jobs: Jobs, wrong: str) -> None:
+        claimed = await jobs.leased()
+        lease = impostor(claimed.lease, wrong)
+        await jobs.do(lambda c, b: store_progress(c, b, {lease: reported(1)}))
+        assert (await jobs.row(claimed)).progress is None
 
     async def test_of_an_owner_that_is_late(self, jobs: Jobs) -> None:
         late = await jobs.leased("worker")
