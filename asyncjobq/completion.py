@@ -39,10 +39,10 @@ def complete_job(
         raise LeaseLostError(lease.job_id, over=over)
     if last.progress is not None:
         store_progress(connection, backend, {lease: last.progress})
-    waits = last.has_children and backend.reads_snapshot(connection)
+    waits = last.has_children and not backend.reads_fresh(connection)
     waits = waits or _has_open_children(connection, backend, lease.job_id)
     end = End(Locked(lease.job_id, lease.owner, lease.token), State.DONE, result)
-    end_unsettled(connection, backend, end, waits=waits)
+    end_unsettled(connection, backend, [end], waits=waits)
     backend.notify(connection, TOPIC)
 
 

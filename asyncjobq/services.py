@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from asyncjobq import inspection
 from asyncjobq.backends import backend_for
@@ -87,13 +87,15 @@ class HandlerServices:
             await self._checkpoint_alone(_own(lease), text)
             note(text)
         else:
-            await in_transaction_of(session, self._checkpointing(lease, text))
-            when_committed(session, lambda: note(text))
+            await in_transaction_of(session, self._checkpointing(lease, text), lambda _: note(text))
+            if isinstance(session, AsyncConnection) and session.sync_connection is not None:
+                when_committed(session.sync_connection, lambda: note(text))
 
     def checkpoint_in(self, lease: LeaseRef, value: Any, session: Any, note: Note) -> None:
         text = self._checkpoint(lease, value)
-        in_sync_transaction_of(session, self._checkpointing(lease, text))
-        when_committed(session, lambda: note(text))
+        in_sync_transaction_of(session, self._checkpointing(lease, text), lambda _: note(text))
+        if isinstance(session, Connection):
+            when_committed(session, lambda: note(text))
 
     async def complete(self, lease: LeaseRef, session: Any, result: Any, last: LastWords) -> None:
         await in_transaction_of(session, self._completing(lease, result, last))

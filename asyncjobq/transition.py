@@ -111,16 +111,21 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     return Ended(frozenset(parents), bool(neighboured or parents))
 
 
-def end_unsettled(connection: Connection, backend: Backend, end: End, *, waits: bool) -> None:
-    """End a locked job, or let it wait for its children, without a look at its neighbours.
+def end_unsettled(
+    connection: Connection, backend: Backend, ends: Sequence[End], *, waits: bool
+) -> None:
+    """End locked jobs, or let them wait for their children, without a look at their neighbours.
 
-    It is left unsettled, so that a settling looks at them.
+    They are left unsettled, so that a settling looks at them.
     """
+    if not ends:
+        return
     guarded = update(backend.tables.jobs).where(fence(backend.tables))
     if waits:
-        connection.execute(guarded.values(_wait(backend)), [_wait_values(end)])
+        connection.execute(guarded.values(_wait(backend)), [_wait_values(end) for end in ends])
     else:
-        connection.execute(guarded.values(_end(backend)), [_end_values(end, {end.row.id})])
+        ids = {end.row.id for end in ends}
+        connection.execute(guarded.values(_end(backend)), [_end_values(end, ids) for end in ends])
         backend.notify_ended(connection)
 
 

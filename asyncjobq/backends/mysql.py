@@ -66,9 +66,6 @@ class MySQLBackend(Backend):
         by_key = query.with_hint(self.tables.jobs, "FORCE INDEX (PRIMARY)")
         return by_key.with_for_update(skip_locked=True)
 
-    def reads_snapshot(self, connection: Connection) -> bool:
-        return connection.get_isolation_level() in ("REPEATABLE READ", "SERIALIZABLE")
-
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         slice_ = self._slice(connection, scan)
         if not slice_.cut or len(slice_.lanes) >= scan.bound // 4:

@@ -397,14 +397,14 @@ BREAKAGES: Final = (
     Breakage(
         "a completion is left settled",
         "transition.py",
-        "[_end_values(end, {end.row.id})]",
-        "[_end_values(end, set())]",
+        "[_end_values(end, ids) for end in ends]",
+        "[_end_values(end, set()) for end in ends]",
         ("test_complete.py::TestNeighbours::test_are_told_after_the_commit_by_anybody",),
     ),
     Breakage(
         "a completion sees no children behind its snapshot",
         "completion.py",
-        "waits = last.has_children and backend.reads_snapshot(connection)",
+        "waits = last.has_children and not backend.reads_fresh(connection)",
         "waits = False",
         ("test_complete.py::TestNeighbours::test_children_are_waited_for",),
         backends=MYSQL,
