@@ -14,7 +14,6 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from asyncjobq.clock import monotonic, wait_for_event
 from asyncjobq.errors import DatabaseUnavailableError, SchedulerStateError
@@ -181,8 +180,7 @@ class Waiters:
         self._look = look
         self._watch = watch
         self._longest_pause = longest_pause
-        self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, EndWatch]
-        self._watches = WeakKeyDictionary()
+        self._watches: dict[asyncio.AbstractEventLoop, EndWatch] = {}
 
     def tell(self, job_id: int) -> None:
         """Wake those who wait for this job, which has ended; from the loop of any worker."""
@@ -197,6 +195,7 @@ class Waiters:
         """Look for the end of these jobs while the block lasts."""
         loop = asyncio.get_running_loop()
         if loop not in self._watches:
+            self._watches = {one: w for one, w in self._watches.items() if not one.is_closed()}
             self._watches[loop] = EndWatch(self._look, self._watch, self._longest_pause)
         with self._watches[loop].awaiting(job_ids) as awaited:
             yield awaited
