@@ -29,6 +29,7 @@ from asyncjobq.errors import (
     ParentError,
     ResultError,
     Retry,
+    ScheduleNotFoundError,
     SchedulerStateError,
     SchemaError,
     Snooze,
@@ -41,7 +42,9 @@ from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
+from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
+from asyncjobq.schedules import Schedule
 from asyncjobq.states import Kind, State
 from asyncjobq.workflow import Container, Workflow
 
@@ -55,6 +58,7 @@ __all__ = [
     "AsyncJobQError",
     "Cancel",
     "Cancelled",
+    "CatchUp",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -83,6 +87,8 @@ __all__ = [
     "ResultError",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleNotFoundError",
     "Scheduler",
     "SchedulerStateError",
     "SchemaError",

@@ -119,8 +119,11 @@ class Backend(ABC):
         return own or connection.get_isolation_level() in ("READ COMMITTED", "READ UNCOMMITTED")
 
     @abstractmethod
-    def locking(self, query: Select[Any]) -> Select[Any]:
-        """Return the query so that it locks its rows for writing and skips those locked."""
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        """Return the query so that it locks its rows for writing and skips those locked.
+
+        They are jobs unless another table is given, and are found by primary key.
+        """
 
     def lock_rows(
         self,
