@@ -93,8 +93,8 @@ BREAKAGES: Final = (
     Breakage(
         "PostgreSQL waits for locked rows",
         "backends/postgresql.py",
-        "key_share=True, skip_locked=True, of=self.tables.jobs",
-        "key_share=True, skip_locked=False, of=self.tables.jobs",
+        "key_share=True, skip_locked=True, of=of)",
+        "key_share=True, skip_locked=False, of=of)",
         ("test_lease.py::TestRenewal::test_goes_round_what_somebody_holds",),
         ("postgresql",),
     ),
@@ -194,8 +194,8 @@ BREAKAGES: Final = (
     Breakage(
         "leases are renewed after the job's deadline",
         "heartbeat.py",
-        "due = [beat for beat in due if not beat.run.overdue]",
-        "due = list(due)",
+        "return not (self.completed or self.run.overdue)",
+        "return not self.completed",
         ("test_heartbeat.py::test_does_not_renew_after_the_deadline_of_the_job",),
     ),
     # -- the end of attempts --------------------------------------------------------------------
