@@ -79,7 +79,7 @@ class Scheduler(Recurring, Questions, Controls):
         self.cron = self._handlers.cron
         self.every = self._handlers.every
         self._worker: Worker | None = None
-        self._waiters = Waiters()
+        self._waiters = Waiters(self._still_open, self._watch_ends, self.settings.poll_interval)
 
     async def serve(self) -> None:
         """Run jobs until `stop()` is called or this call is cancelled.
@@ -137,6 +137,7 @@ class Scheduler(Recurring, Questions, Controls):
         self.stop()
         if self._worker is not None:
             await self._worker.stopped.wait()
+        await self._waiters.close()
         await self._database.close()
 
     async def __aenter__(self) -> Self:
@@ -155,7 +156,8 @@ class Scheduler(Recurring, Questions, Controls):
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        services = HandlerServices(self._database, self._spec, self.enqueue)
+        most = self.settings.max_result_bytes
+        services = HandlerServices(self._database, self._spec, self.enqueue, most)
         worker = Worker(self._database, self._registry(), self.settings, services)
         worker.on_end = self._waiters.tell
         self._worker = worker
