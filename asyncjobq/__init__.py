@@ -33,6 +33,7 @@ from asyncjobq.errors import (
     SchedulerStateError,
     SchemaError,
     Snooze,
+    StoredResultError,
     UnknownUpstreamError,
     UnsupportedDatabaseError,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "SchemaError",
     "Snooze",
     "State",
+    "StoredResultError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",

@@ -74,7 +74,7 @@ class Arguments:
             raise HandlerError(f"Handler {self._type!r} has no signature: {error}") from error
         names = getattr(underlying(self._function), "__globals__", {})
         return [
-            parameter.replace(annotation=_resolve(parameter.annotation, names))
+            parameter.replace(annotation=resolved(parameter.annotation, names))
             for parameter in signature.parameters.values()
         ]
 
@@ -149,7 +149,7 @@ def underlying(function: Any) -> Any:
             function = type(function).__call__
 
 
-def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
+def resolved(annotation: Any, names: dict[str, Any]) -> Any:
     """Return a type hint with the names in it looked up, or as it is if one is unknown."""
     holder = SimpleNamespace(__annotations__={"hint": annotation})
     try:

@@ -124,7 +124,8 @@ class Slots:
         try:
             outcome = await run.outcome()
             if outcome.ending is not Ending.LEASE_LOST:
-                state = await self._writer.write(Finished(lease, outcome))
+                told, completing = run.context.reported.pending, run.context.completing
+                state = await self._writer.write(Finished(lease, outcome, told, completing))
                 self._note(run.claimed, outcome, state)
         finally:
             self._heartbeat.remove(lease)
@@ -140,7 +141,10 @@ class Slots:
                 "The outcome of job %s (%s, attempt %s) is refused: its lease was lost.", *place
             )
             return
-        if outcome.error:
+        if outcome.error and state is State.DONE:
+            reason = outcome.summary or outcome.error.splitlines()[0]
+            logger.warning("Job %s (%s, attempt %s) was completed already when: %s", *place, reason)
+        elif outcome.error:
             ending = outcome.ending.replace("_", " ")
             reason = outcome.summary or outcome.error.splitlines()[0]
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
@@ -160,4 +164,5 @@ class Slots:
             deadline=None if endless else job.started_at + timedelta(seconds=job.timeout),
             lease=LeaseRef(job.lease.job_id, job.lease.owner, job.lease.token),
             services=self._services,
+            stored_checkpoint=job.checkpoint,
         )

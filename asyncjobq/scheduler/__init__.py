@@ -85,7 +85,7 @@ class Scheduler(Limiting, Recurring, Questions, Controls):
         self.cron = self._handlers.cron
         self.every = self._handlers.every
         self._worker: Worker | None = None
-        self._waiters = Waiters()
+        self._waiters = Waiters(self._still_open, self._watch_ends, self.settings.poll_interval)
 
     async def serve(self) -> None:
         """Run jobs until `stop()` is called or this call is cancelled.
@@ -143,6 +143,7 @@ class Scheduler(Limiting, Recurring, Questions, Controls):
         self.stop()
         if self._worker is not None:
             await self._worker.stopped.wait()
+        await self._waiters.close()
         await self._database.close()
 
     async def __aenter__(self) -> Self:
@@ -161,8 +162,9 @@ class Scheduler(Limiting, Recurring, Questions, Controls):
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        services = HandlerServices(self._database, self._spec, self.enqueue, self._limit_rules())
+        most = self.settings.max_result_bytes
         rules = self._limit_rules()
+        services = HandlerServices(self._database, self._spec, self.enqueue, most, rules)
         worker = Worker(self._database, self._registry(), self.settings, services, rules)
         worker.on_end = self._waiters.tell
         self._worker = worker

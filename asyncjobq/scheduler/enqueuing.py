@@ -11,7 +11,6 @@ from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of
 from asyncjobq.drafts import Draft
 from asyncjobq.enqueue import insert_drafts, insert_jobs
 from asyncjobq.errors import InvalidJobError
-from asyncjobq.handlers import Handlers
 from asyncjobq.job import Job
 from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limits import Limit
@@ -27,8 +26,6 @@ R = TypeVar("R")
 class Enqueuing(Access):
     """Enqueues jobs, checking their arguments where their handler is known."""
 
-    _handlers: Handlers
-    _registries: tuple[Handlers, ...]
     _limits: tuple[Limit, ...]
     _rules: LimitRules | None = None
 
@@ -150,11 +147,6 @@ class Enqueuing(Access):
         self, specs: Sequence[JobSpec[Any]], session: AsyncCaller | None
     ) -> list[Job[Any]]:
         return await self._write(lambda c, b: insert_jobs(c, b, specs), session)
-
-    def _registry(self) -> Handlers:
-        """Return the handlers, with what was added to their registries meanwhile."""
-        self._handlers.include(*self._registries)
-        return self._handlers
 
     def _limit_rules(self) -> LimitRules:
         """Return the limits of the jobs, made anew when handlers were added."""
