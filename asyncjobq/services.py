@@ -26,6 +26,7 @@ from asyncjobq.codec import Encoded
 from asyncjobq.completion import complete_job
 from asyncjobq.context import LastWords, LeaseRef
 from asyncjobq.errors import ConfigurationError, SchedulerStateError
+from asyncjobq.handlers import Handlers
 from asyncjobq.job import Job
 from asyncjobq.lease import Lease
 from asyncjobq.limit_control import correct_cost
@@ -50,12 +51,12 @@ class HandlerServices:
         spec: Callable[..., JobSpec[Any]],
         enqueue: Callable[..., Awaitable[Job[Any]]],
         max_result_bytes: int,
-        rules: LimitRules,
+        rules: LimitRules | None = None,
     ) -> None:
         self._database = database
         self._spec = spec
         self._enqueue = enqueue
-        self._rules = rules
+        self._rules = LimitRules((), Handlers()) if rules is None else rules
         self._max_result_bytes = max_result_bytes
 
     def session(self) -> AsyncSession:
