@@ -25,6 +25,7 @@ from asyncjobq.errors import (
     JobEndedError,
     JobFailed,
     JobNotFoundError,
+    LeaseLostError,
     ParentError,
     ResultError,
     Retry,
@@ -33,6 +34,7 @@ from asyncjobq.errors import (
     SchemaError,
     Snooze,
     StaleSnapshotError,
+    StoredResultError,
     UniqueConflictError,
     UnknownUpstreamError,
     UnsupportedDatabaseError,
@@ -40,6 +42,8 @@ from asyncjobq.errors import (
 from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, Node, Upstream, after
+from asyncjobq.limit_control import LimitState
+from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.recurrence import CatchUp
@@ -56,9 +60,12 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Budget",
     "Cancel",
     "Cancelled",
+    "Capacity",
     "CatchUp",
+    "Concurrency",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -81,8 +88,12 @@ __all__ = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "LeaseLostError",
+    "Limit",
+    "LimitState",
     "Node",
     "ParentError",
+    "RateLimit",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -94,6 +105,7 @@ __all__ = [
     "Snooze",
     "StaleSnapshotError",
     "State",
+    "StoredResultError",
     "UniqueConflictError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",

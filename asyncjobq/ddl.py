@@ -46,8 +46,7 @@ def unique_index(name: str, column: str) -> Index:
 
     Partial, so that PostgreSQL does not count the column among those that a foreign key might
     refer to: a write of it waits for no caller's uncommitted edge. Not on MySQL and MariaDB, where
-    whoever inserts a key anew locks the gap before it, and before the first key all NULLs go in:
-    one open transaction of a caller would block every other enqueue. They have `job_keys`.
+    it would let one open transaction block all others; they have `job_keys` (mysql_keys.py).
     """
     there = text(f"{column} IS NOT NULL")
     index = Index(name, column, unique=True, postgresql_where=there, sqlite_where=there)

@@ -15,11 +15,9 @@ from sqlalchemy import Connection, select
 from asyncjobq import cycles, unique
 from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Backend, chunked
-from asyncjobq.backends.keys import OWN
-from asyncjobq.callers import AsyncCaller, in_transaction_of
+from asyncjobq.callers import AsyncCaller, in_transaction_of, refuse_autocommit
 from asyncjobq.drafts import Batch, Draft
 from asyncjobq.errors import (
-    ConfigurationError,
     CycleError,
     ParentError,
     UnknownUpstreamError,
@@ -153,20 +151,13 @@ def _check(
 
 def _check_alone(connection: Connection, batch: Batch) -> None:
     """Refuse what can be seen without a look at the tables."""
-    _refuse_autocommit(connection)
+    reason = (
+        "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before its "
+        "edges are written."
+    )
+    refuse_autocommit(connection, reason)
     batch.refuse_strangers()
     batch.refuse_cycles()
-
-
-def _refuse_autocommit(connection: Connection) -> None:
-    if OWN in connection.get_execution_options():
-        return
-    of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
-    if connection.get_execution_options().get("isolation_level", of_engine) == "AUTOCOMMIT":
-        raise ConfigurationError(
-            "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before "
-            "its edges are written. Use a connection or session that has transactions."
-        )
 
 
 def _check_parents(

@@ -32,7 +32,7 @@ def holders_for(
     A job that leaves its key at its start is kept from being started before this transaction ends,
     so that it sees what its caller writes here.
     """
-    latest = backend.reads_latest(connection)
+    latest = backend.reads_committed(connection)
     found: dict[str, Holder] = {}
     if latest and not backend.one_writer:
         # Whoever only finds out that the job is there waits for nobody.

@@ -35,9 +35,12 @@ from asyncjobq.ddl import MYSQL, Flag, JobId, partial_index, reference, unique_i
 from asyncjobq.errors import ConfigurationError
 from asyncjobq.satellites import (
     AttemptColumns,
+    GroupColumns,
     KeyColumns,
     KeyLockColumns,
+    LimitColumns,
     PauseColumns,
+    PermitColumns,
     ScheduleColumns,
     SchemaVersionColumns,
 )
@@ -203,6 +206,24 @@ class PauseRow(PauseColumns, Base):
     __tablename__ = "job_pauses"
 
 
+class LimitRow(LimitColumns, Base):
+    """The level of one limit."""
+
+    __tablename__ = "job_limits"
+
+
+class PermitRow(PermitColumns, Base):
+    """One job that runs under a limit of concurrency."""
+
+    __tablename__ = "job_permits"
+
+
+class GroupRow(GroupColumns, Base):
+    """The weight of one group."""
+
+    __tablename__ = "job_groups"
+
+
 class KeyRow(KeyColumns, Base):
     """One unique key that is held."""
 
@@ -222,6 +243,9 @@ _MODELS: Final = (
     AttemptRow,
     ScheduleRow,
     PauseRow,
+    LimitRow,
+    PermitRow,
+    GroupRow,
     KeyRow,
     KeyLockRow,
 )
@@ -249,14 +273,28 @@ class Tables:
     attempts: Table
     schedules: Table
     pauses: Table
+    limits: Table
+    permits: Table
+    groups: Table
     keys: Table
     key_locks: Table
 
     @property
     def all(self) -> list[Table]:
         """All of them, referenced ones first."""
-        satellites = [self.attempts, self.schedules, self.pauses, self.keys, self.key_locks]
-        return [self.version, self.jobs, self.deps, *satellites]
+        return [
+            self.version,
+            self.jobs,
+            self.deps,
+            self.attempts,
+            self.schedules,
+            self.pauses,
+            self.limits,
+            self.permits,
+            self.groups,
+            self.keys,
+            self.key_locks,
+        ]
 
     def jobs_as(self, name: str) -> FromClause:
         """Return the jobs under another name in a query; kept, for making one costs 40 columns."""

@@ -32,8 +32,17 @@ from asyncjobq.rows import row_of
 from asyncjobq.states import State, UniqueWhile
 
 _REPLACED = (
-    *("queue", "type", "name", "args", "group_key", "weight", "priority", "cost", "run_after"),
-    *("timeout", "max_attempts", "meta", "unique_while", "unique_until", "updated_at"),
+    *("queue", "type", "name", "args", "limit_key", "group_key", "weight", "priority"),
+    *(
+        "cost",
+        "run_after",
+        "timeout",
+        "max_attempts",
+        "meta",
+        "unique_while",
+        "unique_until",
+        "updated_at",
+    ),
 )
 
 
@@ -100,7 +109,7 @@ def columns_of(draft: Draft, now: datetime) -> dict[str, Any]:
 @contextmanager
 def guarded(connection: Connection, backend: Backend, keys: Sequence[str]) -> Iterator[None]:
     """Undo the block's writes, and raise StaleSnapshotError, if they met a holder unseen."""
-    if not keys or backend.reads_latest(connection):
+    if not keys or backend.reads_committed(connection):
         yield
         return
     try:

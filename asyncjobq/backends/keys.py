@@ -71,7 +71,12 @@ class KeysBackend(ABC):
             )
         return {key for key in keys if slots[key] in locked}
 
-    def reads_latest(self, connection: Connection) -> bool:
+    def reads_fresh(self, connection: Connection) -> bool:
+        """Tell whether each statement of this transaction sees what was committed before it."""
+        own = OWN in connection.get_execution_options()
+        return own or connection.get_isolation_level() in ("READ COMMITTED", "READ UNCOMMITTED")
+
+    def reads_committed(self, connection: Connection) -> bool:
         """Tell whether each statement sees what was committed before it, and nothing else."""
         if OWN in connection.get_execution_options():
             return True

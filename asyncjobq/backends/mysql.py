@@ -8,7 +8,7 @@ which is what keeps concurrent workers free of deadlocks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
@@ -19,19 +19,17 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
-    bindparam,
-    delete,
     func,
     insert,
     or_,
     select,
     text,
-    update,
 )
 from sqlalchemy.dialects.mysql import insert as insert_or
 
 from asyncjobq.backends import lanes
-from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, chunked
+from asyncjobq.backends.base import LanePage, LaneScan, Take, chunked
+from asyncjobq.backends.mysql_keys import MySQLKeys
 from asyncjobq.errors import SchemaError, UnsupportedDatabaseError
 from asyncjobq.models import LANE, in_state
 from asyncjobq.states import State
@@ -44,7 +42,6 @@ SCHEMA_LOCK_TIMEOUT: Final = 60
 BATCH_ROWS: Final = 500
 BATCH_BYTES: Final = 1_000_000
 
-DUPLICATE: Final = 1062
 _READY: Final = "{}_ready"
 
 _CONFLICT: Final = {1205, 1213, 1020, 3058, 3572}
@@ -52,7 +49,7 @@ _AWAY: Final = {1040, 1053, 1077, 1152, 1184, 1927, 2002, 2003, 2006, 2013, 2014
 _DATA: Final = {1048, 1062, 1153, 1264, 1265, 1366, 1406, 3140, 3819, 4025}
 
 
-class MySQLBackend(Backend):
+class MySQLBackend(MySQLKeys):
     """InnoDB."""
 
     name: ClassVar[str] = "mysql"
@@ -70,80 +67,14 @@ class MySQLBackend(Backend):
         by_key = query.with_hint(of, "FORCE INDEX (PRIMARY)")
         return by_key.with_for_update(skip_locked=True)
 
-    def lock_rows(
-        self,
-        connection: Connection,
-        ids: Sequence[int],
-        columns: Sequence[ColumnElement[Any]],
-        *conditions: ColumnElement[bool],
-        ending: bool = False,
-    ) -> list[Row[Any]]:
-        if not ending:
-            return super().lock_rows(connection, ids, columns, *conditions)
-        held = self.tables.jobs.c.unique_held
-        rows = super().lock_rows(connection, ids, [*columns, held], *conditions)
-        keys = {row.unique_held for row in rows} - {None}
-        relied_on = self._relied_on(connection, keys) if keys else keys
-        return [row for row in rows if row.unique_held not in relied_on]
-
-    def by_primary_key(self, query: Select[Any]) -> Select[Any]:
-        return query.with_hint(self.tables.key_locks, "FORCE INDEX (PRIMARY)")
-
-    def holds(self, connection: Connection, keys: Sequence[str]) -> ColumnElement[bool]:
-        table, jobs = self.tables.keys, self.tables.jobs
-        ids = connection.scalars(select(table.c.job_id).where(table.c.held.in_(keys))).all()
-        return and_(jobs.c.id.in_(ids), jobs.c.unique_held.in_(keys))
-
-    def note_keys(self, connection: Connection, held: Mapping[int, str]) -> None:
-        rows = [{"held": key, "job_id": job_id} for job_id, key in held.items()]
-        self.insert_rows(connection, self.tables.keys, sorted(rows, key=lambda row: row["held"]))
-
-    def forget_keys(self, connection: Connection, job_ids: Sequence[int]) -> None:
-        table, jobs = self.tables.keys, self.tables.jobs
-        left = select(jobs.c.id, jobs.c.unique_key).where(jobs.c.unique_held.is_(None))
-        rows = connection.execute(left.where(jobs.c.id.in_(job_ids))).all()
-        # One by one: what reads the table for several of them may lock others.
-        one = delete(table).where(
-            table.c.held == bindparam("key"), table.c.job_id == bindparam("job")
-        )
-        if rows:
-            connection.execute(one, [{"key": row.unique_key, "job": row.id} for row in rows])
-
-    def _relied_on(self, connection: Connection, keys: Collection[str]) -> set[str]:
-        """Lock keys that are to be given up, and return those that some caller relies on."""
-        held = self.tables.keys.c.held
-        query = select(held).where(held.in_(sorted(keys))).order_by(held)
-        by_key = query.with_hint(self.tables.keys, "FORCE INDEX (PRIMARY)")
-        locked = connection.scalars(by_key.with_for_update(skip_locked=True)).all()
-        # A key that is not there is given up already: its job must not wait for ever.
-        return {*connection.scalars(query)} - {*locked} if len(locked) < len(keys) else set()
-
-    def keep_holders(
-        self, connection: Connection, holders: Mapping[int, str], *, wait: bool
-    ) -> set[int]:
-        # A job that leaves its key at its start cannot be claimed without its row here.
-        return self.still_holders(connection, holders)
-
-    def still_holders(self, connection: Connection, holders: Mapping[int, str]) -> set[int]:
-        table = self.tables.keys
-        # One by one: only a look at one whole key locks nothing but its row.
-        one = select(table.c.job_id).where(table.c.held == bindparam("key"))
-        one = one.with_for_update(read=True)
-        keys = sorted(holders.values())
-        found = {row.job_id for key in keys for row in connection.execute(one, {"key": key})}
-        return found & holders.keys()
-
-    def is_stale(self, error: BaseException) -> bool:
-        cause = getattr(error, "orig", error)
-        return bool(cause.args) and cause.args[0] == DUPLICATE
-
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         slice_ = self._slice(connection, scan)
         if not slice_.cut or len(slice_.lanes) >= scan.bound // 4:
             return slice_
         # A few lanes with many jobs each: jump from lane to lane.
         rest = LaneScan(scan.queues, scan.types, scan.bound, (slice_.lanes[-1],))
-        rows = connection.execute(_loose(self.tables.jobs, rest)).all()
+        found = lanes.weighted(_loose(self.tables.jobs, rest), self.tables.groups)
+        rows = connection.execute(found).all()
         return LanePage(slice_.lanes + lanes.page(rows, rest).lanes, len(rows) >= rest.bound)
 
     def _slice(self, connection: Connection, scan: LaneScan) -> LanePage:
@@ -156,7 +87,8 @@ class MySQLBackend(Backend):
         query = select(*lanes.head_columns(jobs)).where(_in_range(jobs, scan))
         query = query.with_hint(jobs, hint).limit(scan.bound)
         order = (*(jobs.c[name] for name in LANE), jobs.c.priority, jobs.c.id)
-        rows = connection.execute(query.order_by(*order)).all()
+        found = lanes.weighted(query.order_by(*order), self.tables.groups)
+        rows = connection.execute(found).all()
         return LanePage(lanes.page(rows, scan).lanes, len(rows) >= scan.bound)
 
     @property
@@ -171,23 +103,24 @@ class MySQLBackend(Backend):
         values: Mapping[str, Any],
         columns: Sequence[ColumnElement[Any]],
     ) -> list[Row[Any]]:
-        jobs = self.tables.jobs
+        groups = self.candidates(connection, takes, conditions)
+        claimed = [
+            job_id
+            for take, candidates in zip(takes, groups, strict=True)
+            for job_id in self._lock_first(connection, candidates, take.count, conditions)
+        ]
+        return self.claim_rows(connection, claimed, values, columns) if claimed else []
+
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
         hint = f"FORCE INDEX ({self._ready_index})"
-        groups = lanes.first_candidates(
+        return lanes.first_candidates(
             connection, self.tables, takes, conditions, spare=3, hint=hint
         )
-        rows = [
-            row
-            for take, candidates in zip(takes, groups, strict=True)
-            for row in self._lock_first(connection, candidates, take.count, conditions)
-        ]
-        if not rows:
-            return []
-        claimed = [row.id for row in rows]
-        connection.execute(update(jobs).where(jobs.c.id.in_(claimed)).values(values))
-        if holders := [row.id for row in rows if row.unique_held is not None]:
-            self.forget_keys(connection, holders)
-        return list(connection.execute(select(*columns).where(jobs.c.id.in_(claimed))))
 
     def _lock_first(
         self,
@@ -195,13 +128,14 @@ class MySQLBackend(Backend):
         candidates: Sequence[int],
         count: int,
         conditions: Sequence[ColumnElement[bool]],
-    ) -> list[Row[Any]]:
+    ) -> list[int]:
         """Lock candidates by primary key, chunk by chunk, until enough are ours."""
         jobs = self.tables.jobs
-        locked: list[Row[Any]] = []
+        locked: list[int] = []
         for chunk in chunked(candidates, count):
             wanted = chunk[: count - len(locked)]
-            locked += self.lock_rows(connection, wanted, [jobs.c.id], *conditions, ending=True)
+            rows = self.lock_rows(connection, wanted, [jobs.c.id], *conditions, ending=True)
+            locked += [row.id for row in rows]
             if len(locked) >= count:
                 break
         return locked

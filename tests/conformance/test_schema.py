@@ -30,6 +30,9 @@ TABLES = {
     "job_pauses",
     "job_keys",
     "job_key_locks",
+    "job_limits",
+    "job_permits",
+    "job_groups",
     "asyncjobq_schema",
 }
 
