@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from asyncjobq.backends.base import OWN
+from asyncjobq.backends.keys import OWN
 from asyncjobq.commits import once_committed
 from asyncjobq.errors import ConfigurationError
 from asyncjobq.models import JobRow

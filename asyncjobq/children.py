@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -42,4 +43,4 @@ def _child(connection: Connection, backend: Backend, parent_id: int, key: str) -
         jobs.c.parent_id == parent_id, jobs.c.child_key == key
     )
     row = connection.execute(query).one_or_none()
-    return None if row is None else Job.from_row(row)
+    return None if row is None else replace(Job.from_row(row), existing=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
+from asyncjobq import unique
 from asyncjobq.backends.base import Backend
 from asyncjobq.enqueue import TOPIC
 from asyncjobq.errors import InvalidJobError, JobNotFoundError
-from asyncjobq.revival import reopen
+from asyncjobq.revival import refused, reopen
 from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State
 from asyncjobq.transition import End, Locked, end_jobs
 
@@ -51,7 +52,9 @@ def retry_job(connection: Connection, backend: Backend, job_id: int) -> None:
     """Run a failed or cancelled job again, and revive what its end had cancelled.
 
     Its attempts count from 0. A container is opened again: what failed in it, or was cancelled, is
-    run again. Raises InvalidJobError for a job that is done or has not ended.
+    run again. Raises InvalidJobError for a job that is done or has not ended, and
+    UniqueConflictError if another holds its unique key; what is below it and lost its key to
+    another stays as it is.
     """
     row = _locked(connection, backend, job_id)
     if row.state not in (State.FAILED, State.CANCELLED):
@@ -61,7 +64,12 @@ def retry_job(connection: Connection, backend: Backend, job_id: int) -> None:
     ids = [job_id]
     if row.kind == Kind.CONTAINER:
         ids += _unsuccessful_below(connection, backend, job_id)
-    reopen(connection, backend, ids)
+    keys = unique.keys_to_take_back(connection, backend, ids)
+    with unique.guarded(connection, backend, sorted(set(keys.values()))):
+        conflicts = refused(connection, backend, ids)
+        if job_id in conflicts:
+            raise conflicts[job_id]
+        reopen(connection, backend, [one for one in ids if one not in conflicts])
     backend.notify(connection, TOPIC)
 
 

@@ -41,6 +41,19 @@ def partial_index(name: str, condition: str, *columns: str) -> tuple[Index, Inde
     return kept, plain
 
 
+def unique_index(name: str, column: str) -> Index:
+    """Return a unique index of the rows where the column is not NULL.
+
+    Partial, so that PostgreSQL does not count the column among those that a foreign key might
+    refer to: a write of it waits for no caller's uncommitted edge. Not on MySQL and MariaDB, where
+    it would let one open transaction block all others; they have `job_keys` (mysql_keys.py).
+    """
+    there = text(f"{column} IS NOT NULL")
+    index = Index(name, column, unique=True, postgresql_where=there, sqlite_where=there)
+    index.ddl_if(callable_=_on(MYSQL_FAMILY, but=True))
+    return index
+
+
 def reference(column: str, target: str) -> ForeignKeyConstraint:
     """Return a foreign key, which MySQL and MariaDB must not have.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from asyncjobq.errors import CycleError, InvalidJobError
 from asyncjobq.job import JobRef, Node, Upstream, id_of
@@ -41,17 +41,27 @@ class Draft:
 class Batch:
     """Drafts that are inserted together, and which of them refer to which."""
 
-    def __init__(self, drafts: Sequence[Draft]) -> None:
+    def __init__(
+        self,
+        drafts: Sequence[Draft],
+        known: Mapping[Node[Any], int] | None = None,
+        twins: Mapping[Node[Any], Draft] | None = None,
+    ) -> None:
         self.drafts = drafts
+        self._known = known or {}
+        """The ids of nodes that turned out to be jobs which exist."""
+        self.has_twins = bool(known or twins)
+        """Whether several nodes and ids may mean one job."""
         self.ids: dict[Draft, int] = {}
         """The ids of those that are inserted."""
         self._by_node = {draft.node: draft for draft in drafts if draft.node is not None}
+        self._by_node |= twins or {}
         self._held: dict[Draft, bool] = {}
         self._with_children = {self.parent_of(draft) for draft in drafts}
 
     def local(self, ref: JobRef | None) -> Draft | None:
         """Return the draft that a reference means, None if it means a job that exists."""
-        return self._by_node.get(ref) if isinstance(ref, Node) and not ref.written else None
+        return self._by_node.get(ref) if self._is_planned(ref) else None
 
     def parent_of(self, draft: Draft) -> Draft | None:
         """Return the draft of the parent, if that is in this batch."""
@@ -59,8 +69,13 @@ class Batch:
 
     def id_of(self, ref: JobRef) -> int:
         """Return the id that a reference means; of a draft, once it is inserted."""
+        if isinstance(ref, Node) and ref in self._known:
+            return self._known[ref]
         local = self.local(ref)
         return id_of(ref) if local is None else self.ids[local]
+
+    def _is_planned(self, ref: JobRef | None) -> TypeGuard[Node[Any]]:
+        return isinstance(ref, Node) and not ref.written and ref not in self._known
 
     def is_held(self, draft: Draft) -> bool:
         """Tell whether a draft has to wait for something when it is inserted."""
@@ -97,7 +112,7 @@ class Batch:
     def existing_upstreams(self) -> set[int]:
         """Return the ids outside of this batch that something in it depends on."""
         return {
-            id_of(upstream.job)
+            self.id_of(upstream.job)
             for draft in self.drafts
             for upstream in draft.upstreams
             if self.local(upstream.job) is None
@@ -120,7 +135,7 @@ class Batch:
                 top = parent
             if top.parent is not None:
                 strangers = (up.job for up in draft.upstreams if self.local(up.job) is None)
-                found.setdefault(id_of(top.parent), set()).update(map(id_of, strangers))
+                found.setdefault(id_of(top.parent), set()).update(map(self.id_of, strangers))
         return found
 
     def refuse_cycles(self) -> None:
@@ -167,7 +182,7 @@ class Batch:
         """Raise InvalidJobError if a reference means a node that is in no batch."""
         for draft in self.drafts:
             for ref in (draft.parent, *(upstream.job for upstream in draft.upstreams)):
-                if isinstance(ref, Node) and not ref.written and ref not in self._by_node:
+                if self._is_planned(ref) and ref not in self._by_node:
                     raise InvalidJobError(
                         f"{draft.label!r} refers to {ref!r}, which belongs to another workflow "
                         "that is not written yet. Add both to one workflow, or end the other first."

@@ -6,29 +6,28 @@ unsettled; `settle.py` decides later, in a transaction of its own, whether they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar, Unpack, overload
 
 from sqlalchemy import Connection, select
 
-from asyncjobq import codec, cycles
+from asyncjobq import cycles, unique
 from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.callers import AsyncCaller, in_transaction_of, refuse_autocommit
 from asyncjobq.drafts import Batch, Draft
 from asyncjobq.errors import (
     CycleError,
-    InvalidJobError,
     ParentError,
     UnknownUpstreamError,
 )
-from asyncjobq.job import COLUMNS, Job
+from asyncjobq.job import Job
 from asyncjobq.models import tables_for
-from asyncjobq.options import UNSET, JobOptionArgs, JobSpec
+from asyncjobq.options import JobOptionArgs, JobSpec
+from asyncjobq.rows import job_of, row_of
 from asyncjobq.specs import as_spec, checked_args
-from asyncjobq.states import TERMINAL, Kind, State
+from asyncjobq.states import TERMINAL, Kind
 
 TOPIC: Final = "jobs"
 """What the notification of an enqueue says."""
@@ -90,30 +89,55 @@ def insert_drafts(
     """
     if not drafts:
         return []
+    if any(map(unique.has_key, drafts)):
+        return _insert_unique(connection, backend, drafts, parent_may_be_job)
     batch = Batch(drafts)
     _check(connection, backend, batch, parent_may_be_job=parent_may_be_job)
     now = backend.read_clock(connection)
+    made = _insert(connection, backend, batch, lambda draft: row_of(batch, draft, now))
+    return [made[draft] for draft in drafts]
+
+
+def _insert_unique(
+    connection: Connection, backend: Backend, drafts: Sequence[Draft], parent_may_be_job: bool
+) -> list[Job[Any]]:
+    """Insert drafts some of which have unique keys; jobs that exist stand for some of them."""
+    _check_alone(connection, Batch(drafts))
+    with unique.guarded(connection, backend, unique.keys_of(drafts)):
+        plan = unique.decide(connection, backend, drafts)
+        batch = plan.batch(drafts)
+        _check(connection, backend, batch, parent_may_be_job=parent_may_be_job)
+        now = backend.read_clock(connection)
+        unique.write(connection, backend, plan, now)
+
+        def row_with_key(draft: Draft) -> dict[str, Any]:
+            return {**row_of(batch, draft, now), **unique.columns_of(draft, now)}
+
+        made = _insert(connection, backend, batch, row_with_key)
+        held = {job.id: job.unique_key for job in made.values() if job.unique_key is not None}
+        backend.note_keys(connection, held)
+        found = unique.read_existing(connection, backend, plan)
+    return plan.results(drafts, made, found)
+
+
+def _insert(
+    connection: Connection, backend: Backend, batch: Batch, row: Callable[[Draft], dict[str, Any]]
+) -> dict[Draft, Job[Any]]:
     rows: dict[Draft, dict[str, Any]] = {}
     for wave in batch.waves():
-        made = [_row(batch, draft, now) for draft in wave]
+        made = [row(draft) for draft in wave]
         batch.ids.update(zip(wave, backend.insert_jobs(connection, made), strict=True))
         rows.update(zip(wave, made, strict=True))
     backend.insert_rows(connection, backend.tables.deps, _edges(batch))
     backend.notify(connection, TOPIC)
-    return [_job(batch.ids[draft], draft.spec, rows[draft]) for draft in drafts]
+    return {draft: job_of(batch.ids[draft], draft.spec, rows[draft]) for draft in batch.drafts}
 
 
 def _check(
     connection: Connection, backend: Backend, batch: Batch, *, parent_may_be_job: bool
 ) -> None:
     """Refuse what cannot be, before anything is written."""
-    reason = (
-        "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before its "
-        "edges are written."
-    )
-    refuse_autocommit(connection, reason)
-    batch.refuse_strangers()
-    batch.refuse_cycles()
+    _check_alone(connection, batch)
     parents, upstreams = batch.existing_parents(), batch.existing_upstreams()
     _check_parents(connection, backend, parents, parent_may_be_job)
     _check_upstreams(connection, backend, upstreams)
@@ -123,6 +147,17 @@ def _check(
             way = cycles.way_round(connection, backend, below, [parent], planned)
             if way is not None:
                 raise CycleError([f"the new job, below {way[-1]}", *map(str, way)])
+
+
+def _check_alone(connection: Connection, batch: Batch) -> None:
+    """Refuse what can be seen without a look at the tables."""
+    reason = (
+        "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before its "
+        "edges are written."
+    )
+    refuse_autocommit(connection, reason)
+    batch.refuse_strangers()
+    batch.refuse_cycles()
 
 
 def _check_parents(
@@ -157,7 +192,7 @@ def _check_upstreams(connection: Connection, backend: Backend, job_ids: Iterable
 
 
 def _edges(batch: Batch) -> list[dict[str, Any]]:
-    return [
+    edges = [
         {
             "job_id": batch.ids[draft],
             "depends_on_id": batch.id_of(upstream.job),
@@ -166,51 +201,4 @@ def _edges(batch: Batch) -> list[dict[str, Any]]:
         for draft in batch.drafts
         for upstream in draft.upstreams
     ]
-
-
-def _row(batch: Batch, draft: Draft, now: datetime) -> dict[str, Any]:
-    chosen = draft.spec.chosen
-    run_after = _moment(chosen.run_after, now)
-    return {
-        "queue": draft.spec.queue,
-        "type": draft.spec.type,
-        "kind": draft.kind,
-        "name": chosen.name,
-        "args": codec.encode(draft.spec.args),
-        "state": _first_state(batch, draft, run_after, now),
-        "parent_id": None if draft.parent is None else batch.id_of(draft.parent),
-        "child_key": draft.child_key,
-        "group_key": chosen.group_key,
-        "weight": float(chosen.weight),
-        "priority": chosen.priority,
-        "limit_key": draft.spec.limit_key,
-        "cost": float(chosen.cost),
-        "run_after": run_after,
-        "timeout": None if chosen.timeout is UNSET else chosen.timeout,
-        "max_attempts": chosen.max_attempts,
-        "fail_fast": draft.fail_fast,
-        "meta": None if chosen.meta is None else codec.encode(chosen.meta),
-        "settled": batch.is_settled(draft),
-        "created_at": now,
-        "updated_at": now,
-    }
-
-
-def _moment(run_after: Any, now: datetime) -> datetime | None:
-    try:
-        return now + run_after if isinstance(run_after, timedelta) else run_after
-    except OverflowError as error:
-        raise InvalidJobError(f"run_after={run_after!r} ends beyond the calendar.") from error
-
-
-def _first_state(batch: Batch, draft: Draft, run_after: datetime | None, now: datetime) -> State:
-    if batch.is_held(draft):
-        return State.BLOCKED
-    if draft.kind is Kind.CONTAINER:
-        return State.WAITING
-    return State.SCHEDULED if run_after is not None and run_after > now else State.READY
-
-
-def _job(job_id: int, spec: JobSpec[Any], row: Mapping[str, Any]) -> Job[Any]:
-    values = {name: row[name] for name in row.keys() & set(COLUMNS)}
-    return Job(id=job_id, **{**values, "args": spec.args, "meta": spec.chosen.meta})
+    return unique.edges_once(edges) if batch.has_twins else edges

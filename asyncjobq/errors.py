@@ -10,6 +10,7 @@
     │   ├── UnknownUpstreamError      ids in depends_on that do not exist
     │   ├── ParentError               the parent takes no child, or is over
     │   ├── CycleError                the job would wait for itself
+    │   ├── UniqueConflictError       another job holds its unique key
     │   └── ResultError               a handler's result or checkpoint cannot be stored
     ├── JobNotFoundError              no job has this id
     ├── ScheduleNotFoundError         no schedule has this name
@@ -19,6 +20,7 @@
     │   └── StoredResultError         its result no longer fits the handler's return type
     ├── LeaseLostError                end the handler; the job is another's, or over
     ├── DatabaseUnavailableError      nothing was written; try again later
+    ├── StaleSnapshotError            nothing was written; try again in a new transaction
     └── SchedulerStateError           e.g. serve() while it serves already
 
 Raised by handlers, and never by the library, to say how their attempt ends:
@@ -84,6 +86,17 @@ class CycleError(InvalidJobError):
             f"The job would wait for itself: {' → '.join(path)}. A container waits for its "
             "children, and what is in a container waits for what the container depends on."
         )
+
+
+class UniqueConflictError(InvalidJobError):
+    """Another job holds this unique key: `job_id`, or None for one of the same batch."""
+
+    def __init__(self, key: str, job_id: int | None, what: str | None = None) -> None:
+        self.key = key
+        self.job_id = job_id
+        holder = "another job of this batch" if job_id is None else f"job {job_id}"
+        refused = what or "Nothing was enqueued"
+        super().__init__(f"{refused}: unique_key={key!r} is held by {holder}.")
 
 
 class ResultError(InvalidJobError):
@@ -166,6 +179,22 @@ class LeaseLostError(AsyncJobQError):
 
 class DatabaseUnavailableError(AsyncJobQError):
     """The database could not be reached; nothing was written and the call may be repeated."""
+
+
+class StaleSnapshotError(AsyncJobQError):
+    """The caller's transaction cannot see who holds a unique key now; nothing was written.
+
+    Only where one snapshot serves the whole transaction, as at REPEATABLE READ.
+    """
+
+    def __init__(self, keys: list[str]) -> None:
+        self.keys = keys
+        listed = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
+        super().__init__(
+            f"Who holds unique_key {listed} has changed since this transaction took its snapshot. "
+            "Nothing was enqueued. Do it in a new transaction, before its first query, or in one "
+            "at READ COMMITTED."
+        )
 
 
 class SchedulerStateError(AsyncJobQError, RuntimeError):

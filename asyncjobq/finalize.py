@@ -53,7 +53,7 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     waiting = {item.lease.job_id: item for item in sorted(batch, key=lambda i: i.lease.token)}
     result = Written(lost=[item for item in batch if waiting[item.lease.job_id] is not item])
     columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
-    rows = backend.lock_rows(connection, list(waiting), columns, jobs.c.in_flight)
+    rows = backend.lock_rows(connection, list(waiting), columns, jobs.c.in_flight, ending=True)
     moves: list[End | Return] = []
     for row in rows:
         item = waiting.pop(row.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Generic, Self, TypeVar
@@ -47,10 +47,13 @@ class Job(Generic[R]):
     progress: Any = None
     checkpoint: Any = None
     meta: dict[str, Any] | None = None
+    unique_key: str | None = None
     created_at: datetime | None = None
     updated_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    existing: bool = field(default=False, compare=False)
+    """Of what an enqueue returns: whether the job was there before, under its key."""
 
     @property
     def ended(self) -> bool:
@@ -64,7 +67,7 @@ class Job(Generic[R]):
         return cls(**{**values, "kind": Kind(row.kind), "state": State(row.state)})
 
 
-COLUMNS: Final = tuple(field.name for field in fields(Job))
+COLUMNS: Final = tuple(one.name for one in fields(Job) if one.name != "existing")
 
 
 class Node(Generic[R]):

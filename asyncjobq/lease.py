@@ -19,6 +19,8 @@ from sqlalchemy import (
     case,
     func,
     literal,
+    literal_column,
+    null,
     select,
     update,
 )
@@ -26,7 +28,8 @@ from sqlalchemy import (
 from asyncjobq import ready
 from asyncjobq.backends.base import Backend, Take, chunked
 from asyncjobq.codec import Encoded
-from asyncjobq.states import State
+from asyncjobq.column_types import Key
+from asyncjobq.states import State, UniqueWhile
 from asyncjobq.transition import (
     End,
     Locked,
@@ -123,6 +126,10 @@ def claim_values(backend: Backend, owner: str, ttl: float, defaults: Defaults) -
         "timeout": _filled_in(jobs.c.timeout, jobs.c.type, defaults.timeout),
         "started_at": backend.now(),
         "updated_at": backend.now(),
+        "unique_held": case(
+            (jobs.c.unique_while == literal_column(f"'{UniqueWhile.WAITING}'", Key(16)), null()),
+            else_=jobs.c.unique_held,
+        ),
     }
 
 
@@ -256,7 +263,7 @@ def reclaim_once(connection: Connection, backend: Backend, limit: int = 500) -> 
         return []
     columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
     columns += [jobs.c.attempt, jobs.c.max_attempts]
-    rows = backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired)
+    rows = backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired, ending=True)
     taken = [_taken_back(row) for row in rows]
     end_jobs(connection, backend, [item for item in taken if isinstance(item, End)])
     return_jobs(connection, backend, [item for item in taken if isinstance(item, Return)])

@@ -97,7 +97,8 @@ def _pick(
     if keyed:
         columns.append(backend.text_of(jobs.c.args).label("args"))
     locked = {
-        row.id: row for row in backend.lock_rows(connection, candidates, columns, *conditions)
+        row.id: row
+        for row in backend.lock_rows(connection, candidates, columns, *conditions, ending=True)
     }
     wrong: dict[int, str] = {}
     for row in (locked[job_id] for job_id in candidates if job_id in locked):

@@ -31,11 +31,13 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 
 from asyncjobq.column_types import JsonText, Key, LongText, UtcDateTime
-from asyncjobq.ddl import MYSQL, Flag, JobId, partial_index, reference
+from asyncjobq.ddl import MYSQL, Flag, JobId, partial_index, reference, unique_index
 from asyncjobq.errors import ConfigurationError
 from asyncjobq.satellites import (
     AttemptColumns,
     GroupColumns,
+    KeyColumns,
+    KeyLockColumns,
     LimitColumns,
     PauseColumns,
     PermitColumns,
@@ -94,6 +96,9 @@ class JobColumns:
     heartbeat_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     cancel_requested: Mapped[bool] = mapped_column(Flag, server_default=false())
     fail_fast: Mapped[bool] = mapped_column(Flag, server_default=false())
+    # The key asked for, and while what it is held; NULL: for the period up to unique_until.
+    unique_key: Mapped[str | None] = mapped_column(Key(255))
+    unique_while: Mapped[str | None] = mapped_column(Key(16))
     unique_held: Mapped[str | None] = mapped_column(Key(255))
     unique_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
     progress: Mapped[Any | None] = mapped_column(JsonText)
@@ -129,8 +134,8 @@ class JobColumns:
             Index(f"{name}_child_key", "parent_id", "child_key", unique=True),
             # What a failure cancelled, when it is retried (settle.py).
             *partial_index(f"{name}_cause", "cause IS NOT NULL", "cause"),
-            # Unique keys; NULL collides with nothing.
-            Index(f"{name}_unique_held", "unique_held", unique=True),
+            # Who holds a key (unique.py).
+            unique_index(f"{name}_unique_held", "unique_held"),
             {"sqlite_autoincrement": True, **MYSQL},
         )
 
@@ -219,6 +224,18 @@ class GroupRow(GroupColumns, Base):
     __tablename__ = "job_groups"
 
 
+class KeyRow(KeyColumns, Base):
+    """One unique key that is held."""
+
+    __tablename__ = "job_keys"
+
+
+class KeyLockRow(KeyLockColumns, Base):
+    """What those lock who ask for the same unique key."""
+
+    __tablename__ = "job_key_locks"
+
+
 _MODELS: Final = (
     JobRow,
     JobDepRow,
@@ -229,6 +246,8 @@ _MODELS: Final = (
     LimitRow,
     PermitRow,
     GroupRow,
+    KeyRow,
+    KeyLockRow,
 )
 
 
@@ -257,6 +276,8 @@ class Tables:
     limits: Table
     permits: Table
     groups: Table
+    keys: Table
+    key_locks: Table
 
     @property
     def all(self) -> list[Table]:
@@ -271,6 +292,8 @@ class Tables:
             self.limits,
             self.permits,
             self.groups,
+            self.keys,
+            self.key_locks,
         ]
 
     def jobs_as(self, name: str) -> FromClause:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final, Generic, Self, TypedDict, Unpack
 
 from asyncjobq import codec
@@ -12,12 +13,21 @@ from asyncjobq.clock import aware_utc, seconds
 from asyncjobq.errors import ArgumentsError, ConfigurationError, InvalidJobError
 from asyncjobq.job import Job, JobRef, Node, OnFailure, R, Upstream, id_of
 from asyncjobq.models import DEFAULT_PRIORITY
+from asyncjobq.states import UniqueWhile
 
 LONGEST: Final = 100 * 365 * 86_400.0
 """Seconds that a job may be told to run or to wait; more might end beyond the calendar."""
 
 NO_TIMEOUT: Final = 0.0
 """How `timeout=None` is stored; NULL stands for the handler's timeout."""
+
+
+class OnConflict(StrEnum):
+    """What is done when another job holds the unique key."""
+
+    RETURN = "return"
+    REPLACE = "replace"
+    RAISE = "raise"
 
 
 class _Unset:
@@ -36,6 +46,12 @@ class JobOptions:
 
     `run_after` is an aware datetime, or a timedelta or seconds from now; `timeout` seconds or a
     timedelta (None: no deadline); smaller `priority` runs first; `weight` is the group's share.
+
+    Of all jobs in these tables, whatever their type and queue, one at a time holds a `unique_key`:
+    while it is "live" (has not ended) or "waiting" (has not been started), or for the period
+    `unique_for` (seconds or a timedelta) from its enqueue on, whatever becomes of it. Of jobs that
+    come meanwhile, `on_conflict` says what is done: "return" the holder, "replace" the holder's
+    arguments and options if it has not been started, or "raise" UniqueConflictError.
     """
 
     queue: str | None = None
@@ -50,6 +66,10 @@ class JobOptions:
     depends_on: Iterable[JobRef | Upstream] = ()
     cost: float = 1.0
     meta: Mapping[str, Any] | None = None
+    unique_key: str | None = None
+    unique_while: str = UniqueWhile.LIVE
+    unique_for: timedelta | float | None = None
+    on_conflict: str = OnConflict.RETURN
 
     def __post_init__(self) -> None:
         for option, longest in (("queue", 64), ("group_key", 255), ("name", 255)):
@@ -69,6 +89,32 @@ class JobOptions:
         object.__setattr__(self, "timeout", stored_timeout(self.timeout))
         if self.meta is not None:
             object.__setattr__(self, "meta", _checked_meta(self.meta))
+        self._check_uniqueness()
+
+    def _check_uniqueness(self) -> None:
+        if self.unique_key is None:
+            if (self.unique_for, self.unique_while, self.on_conflict) != _NOT_UNIQUE:
+                raise InvalidJobError(
+                    "unique_while, unique_for and on_conflict are for jobs with a unique_key."
+                )
+            return
+        check_text("unique_key", self.unique_key, 255)
+        if not self.unique_key:
+            raise InvalidJobError("unique_key must not be empty; None means that there is none.")
+        for option, choice in (("unique_while", UniqueWhile), ("on_conflict", OnConflict)):
+            object.__setattr__(self, option, _chosen(option, getattr(self, option), choice))
+        if self.unique_for is not None:
+            object.__setattr__(self, "unique_for", _period(self.unique_for))
+            if self.unique_while is not UniqueWhile.LIVE:
+                raise InvalidJobError(
+                    "unique_for holds the key for its period, whatever becomes of the job: leave "
+                    "unique_while out."
+                )
+        if self.on_conflict is OnConflict.REPLACE and (self.depends_on or self.parent is not None):
+            raise InvalidJobError(
+                'on_conflict="replace" is for jobs without depends_on and parent: the holder '
+                "keeps its place in its graph."
+            )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -85,6 +131,8 @@ class JobOptions:
             )
         return replace(self, **given)
 
+
+_NOT_UNIQUE: Final = (None, UniqueWhile.LIVE, OnConflict.RETURN)
 
 OPTION_NAMES: Final = tuple(field.name for field in fields(JobOptions))
 
@@ -164,6 +212,26 @@ def _moment(value: Any) -> datetime | timedelta | None:
         ) from error
 
 
+def _chosen(option: str, value: Any, choices: type[StrEnum]) -> StrEnum:
+    try:
+        return choices(value)
+    except ValueError as error:
+        known = " or ".join(repr(str(choice)) for choice in choices)
+        raise InvalidJobError(f"{option} is {known}, not {value!r}.") from error
+
+
+def _period(value: Any) -> timedelta:
+    try:
+        period = seconds(value, "unique_for")
+    except ConfigurationError as error:
+        raise InvalidJobError(str(error)) from error
+    if not 0 < period <= LONGEST:
+        raise InvalidJobError(
+            f"unique_for must be greater than 0 seconds and at most a century, not {value!r}."
+        )
+    return timedelta(seconds=period)
+
+
 def _checked_meta(meta: Any) -> dict[str, Any]:
     if not isinstance(meta, Mapping):
         raise InvalidJobError(f"meta takes a dict, not {meta!r}.")
@@ -214,3 +282,7 @@ class JobOptionArgs(TypedDict, total=False):
     depends_on: Iterable[JobRef | Upstream]
     cost: float
     meta: Mapping[str, Any] | None
+    unique_key: str | None
+    unique_while: str
+    unique_for: timedelta | float | None
+    on_conflict: str

@@ -144,7 +144,10 @@ def _checked_catch_up(given: Any) -> CatchUp:
 
 
 def _stored(name: str, job: JobSpec[Any]) -> dict[str, Any]:
-    """Return the job's options as JSON values, without those that say what their default says."""
+    """Return the job's options as JSON values, without those that say what their default says.
+
+    A unique key is refused: firing would wait for whatever transaction asks for it.
+    """
     values = {field.name: getattr(job.chosen, field.name) for field in fields(job.chosen)}
     given: dict[str, Any] = {
         option: value.total_seconds() if isinstance(value, timedelta) else value
@@ -156,6 +159,11 @@ def _stored(name: str, job: JobSpec[Any]) -> dict[str, Any]:
             raise InvalidJobError(
                 f"The jobs of the schedule {name!r} cannot have {option}=: they start at its times."
             )
+    if "unique_key" in given:
+        raise InvalidJobError(
+            f"The jobs of the schedule {name!r} cannot have unique_key=: a time gives one job in "
+            "any case, and overlap=False lets none start while the last has not ended."
+        )
     if given.get("timeout") == NO_TIMEOUT:
         given["timeout"] = None
     stored: dict[str, Any] = _as_json({**given, "queue": job.queue})

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, case, null, select, update
+from sqlalchemy import Connection, and_, case, null, select, update
 
+from asyncjobq import unique
 from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.errors import UniqueConflictError
 from asyncjobq.models import in_state
-from asyncjobq.states import TERMINAL, Kind, State
+from asyncjobq.states import TERMINAL, Kind, State, UniqueWhile
 
 
 def caused_by(
@@ -88,8 +90,53 @@ def revive_caused_by(
             )
         )
         revived += connection.scalars(query)
+    kept = refused(connection, backend, revived)
+    revived = [job_id for job_id in revived if job_id not in kept]
     reopen(connection, backend, revived)
     return len(revived)
+
+
+def refused(
+    connection: Connection, backend: Backend, job_ids: Sequence[int]
+) -> dict[int, UniqueConflictError]:
+    """Return which ended jobs cannot be opened again, and why.
+
+    Another job holds the unique key that they, or what is closed above them, would take back.
+    """
+    keys, above = _keys_for(connection, backend, job_ids)
+    if not keys:
+        return {}
+    backend.lock_keys(connection, sorted(set(keys.values())))
+    conflicts = unique.taken(connection, backend, keys)
+    return {
+        job_id: conflicts[one]
+        for job_id in job_ids
+        for one in (job_id, *sorted(above.get(job_id, ())))
+        if one in conflicts
+    }
+
+
+def with_busy_keys(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> set[int]:
+    """Return which jobs cannot be opened again now: somebody just asks for their unique keys.
+
+    The keys of the others are locked.
+    """
+    keys, above = _keys_for(connection, backend, job_ids)
+    if not keys:
+        return set()
+    free = backend.lock_keys(connection, sorted(set(keys.values())), wait=False)
+    busy = {job_id for job_id, key in keys.items() if key not in free}
+    return {job_id for job_id in job_ids if busy & {job_id, *above.get(job_id, ())}}
+
+
+def _keys_for(
+    connection: Connection, backend: Backend, job_ids: Sequence[int]
+) -> tuple[dict[int, str], dict[int, set[int]]]:
+    """Return the keys to be taken back by jobs and what has ended above them, and the latter."""
+    above = ended_above(connection, backend, job_ids)
+    ancestors = {one for found in above.values() for one in found} - set(job_ids)
+    everything = ancestors | set(job_ids)
+    return unique.keys_to_take_back(connection, backend, everything, ancestors), above
 
 
 def _causes(rows: Sequence[Any]) -> list[int]:
@@ -103,6 +150,7 @@ def reopen(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> 
     All are left unsettled: settling finds out whether they may go.
     """
     jobs = backend.tables.jobs
+    keys, _ = _keys_for(connection, backend, job_ids)
     for chunk in chunked(job_ids, 500):
         connection.execute(
             update(jobs)
@@ -110,6 +158,7 @@ def reopen(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> 
             .values(state=State.BLOCKED, **_as_new(backend))
         )
     _reopen_ancestors(connection, backend, job_ids)
+    backend.note_keys(connection, keys)
 
 
 def _reopen_ancestors(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> None:
@@ -142,7 +191,9 @@ def _own_end_kept(backend: Backend) -> dict[str, Any]:
     """
     jobs = backend.tables.jobs
     is_job = jobs.c.kind == Kind.JOB
+    while_live = and_(jobs.c.unique_until.is_(None), jobs.c.unique_while == UniqueWhile.LIVE)
     return {
+        "unique_held": case((while_live, jobs.c.unique_key), else_=jobs.c.unique_held),
         "state": case((is_job, State.WAITING), else_=State.BLOCKED),
         "result": jobs.c.result,
         "attempt": jobs.c.attempt,
@@ -151,7 +202,12 @@ def _own_end_kept(backend: Backend) -> dict[str, Any]:
 
 
 def _as_new(backend: Backend) -> dict[str, Any]:
+    jobs = backend.tables.jobs
     return {
+        # Nobody else holds it: see `refused`. A period goes on or is past, whatever happens here.
+        "unique_held": case(
+            (jobs.c.unique_until.is_(None), jobs.c.unique_key), else_=jobs.c.unique_held
+        ),
         "result": None,
         "error": None,
         "cause": None,

@@ -141,3 +141,20 @@ class GroupColumns:
     weight: Mapped[float] = mapped_column(Double)
 
     __table_args__ = (MYSQL,)
+
+
+class KeyColumns:
+    """A unique key and the job that holds it, where an index of `jobs` must not say so (ddl.py)."""
+
+    held: Mapped[str] = mapped_column(Key(255), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+
+    __table_args__ = (MYSQL,)
+
+
+class KeyLockColumns:
+    """One of a fixed number of rows; those that ask for a unique key lock the one of its hash."""
+
+    slot: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+
+    __table_args__ = (MYSQL,)

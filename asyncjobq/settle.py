@@ -150,7 +150,7 @@ def _agree(connection: Connection, backend: Backend, locks: _Locks, result: Sett
 def _lock(connection: Connection, backend: Backend, candidates: Sequence[int]) -> _Locks:
     jobs = backend.tables.jobs
     columns = [jobs.c[name] for name in ("id", "state", "parent_id", "cancel_requested")]
-    rows = backend.lock_rows(connection, candidates, columns, ~jobs.c.settled)
+    rows = backend.lock_rows(connection, candidates, columns, ~jobs.c.settled, ending=True)
     locks = _Locks(
         ended=[row for row in rows if row.state in TERMINAL],
         opened=[row for row in rows if row.state not in TERMINAL],
@@ -186,7 +186,9 @@ def _lock_followers(connection: Connection, backend: Backend, locks: _Locks) -> 
     ]
     pairs = [pair for _, found in looks for pair in found]
     locks.followers = _locked(connection, backend, {follower for _, follower in pairs})
-    locks.followers -= _below_held(connection, backend, [job_id for _, job_id in caused])
+    revived = sorted(locks.followers & {job_id for _, job_id in caused})
+    locks.followers -= _below_held(connection, backend, revived)
+    locks.followers -= revival.with_busy_keys(connection, backend, revived)
     locks.incomplete |= {row for row, follower in pairs if follower not in locks.followers}
     locks.incomplete |= revival.causes_of_coming_ends(connection, backend, locks.opened)
     for rows, found in looks:
@@ -214,4 +216,5 @@ def _lock_parents(connection: Connection, backend: Backend, locks: _Locks) -> No
 
 def _locked(connection: Connection, backend: Backend, wanted: set[int]) -> set[int]:
     jobs = backend.tables.jobs
-    return {row.id for row in backend.lock_rows(connection, sorted(wanted), [jobs.c.id])}
+    rows = backend.lock_rows(connection, sorted(wanted), [jobs.c.id], ending=True)
+    return {row.id for row in rows}

@@ -27,6 +27,13 @@ class Kind(StrEnum):
     CONTAINER = "container"
 
 
+class UniqueWhile(StrEnum):
+    """While what a job holds its unique key; stored by value."""
+
+    WAITING = "waiting"  # until it is claimed for the first time
+    LIVE = "live"  # until it has ended
+
+
 TERMINAL: Final = frozenset({State.DONE, State.FAILED, State.CANCELLED})
 IN_FLIGHT: Final = frozenset({State.LEASED, State.RUNNING})
 OPEN: Final = frozenset(State) - TERMINAL

@@ -9,7 +9,7 @@ is sure to see every edge that was committed while the job ran.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import (
@@ -98,7 +98,8 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     """
     if not ends:
         return Ended()
-    neighboured, parents = _neighbours(connection, backend, [end.row.id for end in ends])
+    found = _neighbours(connection, backend, [end.row.id for end in ends])
+    neighboured, parents = found.neighboured, found.parents
     over = [end for end in ends if end.row.id not in parents]
     waiting = [end for end in ends if end.row.id in parents]
     guarded = update(backend.tables.jobs).where(fence(backend.tables))
@@ -106,6 +107,8 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
         values = [_end_values(end, neighboured) for end in over]
         connection.execute(guarded.values(_end(backend)), values)
         backend.notify_ended(connection)
+    if held := found.held - parents:
+        backend.forget_keys(connection, sorted(held))
     if waiting:
         connection.execute(guarded.values(_wait(backend)), [_wait_values(end) for end in waiting])
     return Ended(frozenset(parents), bool(neighboured or parents))
@@ -126,6 +129,7 @@ def end_unsettled(
     else:
         ids = {end.row.id for end in ends}
         connection.execute(guarded.values(_end(backend)), [_end_values(end, ids) for end in ends])
+        backend.forget_keys(connection, sorted(ids))
         backend.notify_ended(connection)
 
 
@@ -146,25 +150,38 @@ def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Retu
     connection.execute(statement, [_return_values(item) for item in returns])
 
 
-def _neighbours(
-    connection: Connection, backend: Backend, ids: list[int]
-) -> tuple[set[int], set[int]]:
-    """Return which jobs have a parent or dependants, and which have open children.
+@dataclass
+class _Neighbours:
+    """Which jobs have somebody around them, or something to give up."""
 
-    Reads after the lock, see above.
-    """
+    neighboured: set[int] = field(default_factory=set)
+    """Those with a parent or dependants."""
+    parents: set[int] = field(default_factory=set)
+    """Those with open children."""
+    held: set[int] = field(default_factory=set)
+    """Those that hold a unique key."""
+
+
+def _neighbours(connection: Connection, backend: Backend, ids: list[int]) -> _Neighbours:
+    """Look around jobs that are to end. Reads after the lock, see above."""
     jobs, deps = backend.tables.jobs, backend.tables.deps
     has_dependants = exists().where(deps.c.depends_on_id == jobs.c.id).correlate(jobs)
     has_children = open_children(backend.tables, jobs)
-    neighboured: set[int] = set()
-    parents: set[int] = set()
+    is_told = or_(jobs.c.parent_id.is_not(None), has_dependants)
+    holds = jobs.c.unique_held.is_not(None)
+    found = _Neighbours()
     for chunk in chunked(ids, 500):
-        query = select(jobs.c.id, has_children.label("waits")).where(
-            jobs.c.id.in_(chunk), or_(jobs.c.parent_id.is_not(None), has_dependants, has_children)
-        )
-        for job_id, waits in connection.execute(query):
-            (parents if waits else neighboured).add(job_id)
-    return neighboured, parents
+        query = select(
+            jobs.c.id, has_children.label("waits"), is_told.label("told"), holds.label("holds")
+        ).where(jobs.c.id.in_(chunk), or_(is_told, has_children, holds))
+        for row in connection.execute(query):
+            if row.waits:
+                found.parents.add(row.id)
+            elif row.told:
+                found.neighboured.add(row.id)
+            if row.holds:
+                found.held.add(row.id)
+    return found
 
 
 def open_children(tables: Tables, jobs: FromClause) -> ColumnElement[bool]:
@@ -196,7 +213,8 @@ def _end(backend: Backend) -> dict[str, Any]:
         "cause": case((state == State.CANCELLED, func.coalesce(cause, jobs.c.cause)), else_=cause),
         "settled": bindparam("new_settled"),
         "finished_at": backend.now(),
-        "unique_held": None,
+        # A period outlasts its job.
+        "unique_held": case((jobs.c.unique_until > backend.now(), jobs.c.unique_held), else_=None),
         **_unleased(backend),
     }
 

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar, Unpack
 from asyncjobq.drafts import Draft
 from asyncjobq.errors import InvalidJobError
 from asyncjobq.job import JobRef, Node, Upstream
-from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec
-from asyncjobq.states import Kind
+from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec, OnConflict
+from asyncjobq.states import Kind, UniqueWhile
 
 R = TypeVar("R")
 
@@ -79,6 +79,13 @@ class Workflow(Container):
 
     def __init__(self, name: str, chosen: JobOptions, *, fail_fast: bool = False) -> None:
         super().__init__(name, [])
+        if chosen.unique_key is not None and (
+            chosen.on_conflict != OnConflict.RAISE or chosen.unique_while != UniqueWhile.LIVE
+        ):
+            raise InvalidJobError(
+                'A workflow\'s unique_key needs on_conflict="raise", and is held while it is live '
+                "or for a period: there is no other workflow whose jobs could stand for these."
+            )
         spec = JobSpec[None](CONTAINER, {}, chosen)
         self._drafts.append(Draft(spec, Kind.CONTAINER, self, fail_fast=fail_fast))
 

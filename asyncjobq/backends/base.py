@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -30,6 +30,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
+from asyncjobq.backends.keys import KeysBackend
 from asyncjobq.column_types import UtcDateTime
 from asyncjobq.models import Tables
 from asyncjobq.states import Kind
@@ -37,9 +38,6 @@ from asyncjobq.transactions import Fault
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
-
-OWN: Final = "asyncjobq_own"
-"""The execution option that tells the library's own connections from the callers'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class LanePage:
     cut: bool
 
 
-class Backend(ABC):
+class Backend(KeysBackend):
     """One database product's way of doing what the path of a job needs."""
 
     name: ClassVar[str]
@@ -98,7 +96,7 @@ class Backend(ABC):
     """Whether `notify` reaches other processes."""
 
     def __init__(self, tables: Tables) -> None:
-        self.tables = tables
+        super().__init__(tables)
         self.clock_offset = 0.0
         """Seconds added to the database's clock; tests move time with it."""
 
@@ -114,11 +112,6 @@ class Backend(ABC):
         """Return a JSON column as its text, for rows that may not be decoded on the way."""
         return type_coerce(column, Text())
 
-    def reads_fresh(self, connection: Connection) -> bool:
-        """Tell whether each statement of this transaction sees what was committed before it."""
-        own = OWN in connection.get_execution_options()
-        return own or connection.get_isolation_level() in ("READ COMMITTED", "READ UNCOMMITTED")
-
     @abstractmethod
     def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         """Return the query so that it locks its rows for writing and skips those locked.
@@ -132,8 +125,12 @@ class Backend(ABC):
         ids: Sequence[int],
         columns: Sequence[ColumnElement[Any]],
         *conditions: ColumnElement[bool],
+        ending: bool = False,
     ) -> list[Row[Any]]:
-        """Lock these jobs by primary key in id order; rows locked elsewhere are left out."""
+        """Lock these jobs by primary key in id order; rows locked elsewhere are left out.
+
+        With `ending`, also rows whose unique key could not be given up now.
+        """
         jobs = self.tables.jobs
         rows: list[Row[Any]] = []
         for chunk in chunked(sorted(ids), 500):
@@ -169,7 +166,7 @@ class Backend(ABC):
         query = select(*columns).where(self.tables.jobs.c.id == job_id)
         return connection.execute(query.with_for_update(key_share=True)).one_or_none()
 
-    def refuse_snapshot(self, connection: Connection, what: str) -> None:  # noqa: B027
+    def refuse_snapshot(self, connection: Connection, what: str) -> None:
         """Raise ConfigurationError where the transaction's isolation level rules out `what`."""
 
     @abstractmethod
@@ -230,10 +227,10 @@ class Backend(ABC):
     ) -> None:
         """Insert rows, leaving those whose primary key exists as they are."""
 
-    def notify(self, connection: Connection, topic: str) -> None:  # noqa: B027  nothing by default
+    def notify(self, connection: Connection, topic: str) -> None:
         """Wake listeners of other processes when this transaction commits."""
 
-    def notify_ended(self, connection: Connection) -> None:  # noqa: B027  nothing by default
+    def notify_ended(self, connection: Connection) -> None:
         """Tell those who wait for the ends of jobs when this transaction commits."""
 
     def fault_of(self, error: BaseException) -> Fault:

@@ -28,7 +28,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.mysql import insert as insert_or
 
 from asyncjobq.backends import lanes
-from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, chunked
+from asyncjobq.backends.base import LanePage, LaneScan, Take, chunked
+from asyncjobq.backends.mysql_keys import MySQLKeys
 from asyncjobq.errors import SchemaError, UnsupportedDatabaseError
 from asyncjobq.models import LANE, in_state
 from asyncjobq.states import State
@@ -48,7 +49,7 @@ _AWAY: Final = {1040, 1053, 1077, 1152, 1184, 1927, 2002, 2003, 2006, 2013, 2014
 _DATA: Final = {1048, 1062, 1153, 1264, 1265, 1366, 1406, 3140, 3819, 4025}
 
 
-class MySQLBackend(Backend):
+class MySQLBackend(MySQLKeys):
     """InnoDB."""
 
     name: ClassVar[str] = "mysql"
@@ -133,9 +134,8 @@ class MySQLBackend(Backend):
         locked: list[int] = []
         for chunk in chunked(candidates, count):
             wanted = chunk[: count - len(locked)]
-            locked += [
-                row.id for row in self.lock_rows(connection, wanted, [jobs.c.id], *conditions)
-            ]
+            rows = self.lock_rows(connection, wanted, [jobs.c.id], *conditions, ending=True)
+            locked += [row.id for row in rows]
             if len(locked) >= count:
                 break
         return locked

@@ -26,6 +26,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    text,
     true,
     tuple_,
     update,
@@ -124,6 +125,43 @@ class PostgreSQLBackend(Backend):
         self.awaited_until = inf
         """Until when somebody may wait for ends, by the monotonic clock; see `listening.py`."""
 
+    def keep_holders(
+        self, connection: Connection, holders: Mapping[int, str], *, wait: bool
+    ) -> set[int]:
+        jobs = self.tables.jobs
+        holds = jobs.c.unique_held.is_not(None)
+        query = select(jobs.c.id).where(jobs.c.id.in_(holders), holds).order_by(jobs.c.id)
+        query = query.with_for_update(read=True, skip_locked=True)
+        kept = set(connection.scalars(query))
+        for job_id in sorted(holders.keys() - kept if wait else ()):
+            if self.wait_to_lock(connection, job_id, holds):
+                kept.add(job_id)
+        return kept
+
+    def still_holders(self, connection: Connection, holders: Mapping[int, str]) -> set[int]:
+        # A lock fails for a row that has changed since the snapshot; it is given up at once.
+        jobs = self.tables.jobs
+        query = select(jobs.c.id).where(jobs.c.id.in_(holders), jobs.c.unique_held.is_not(None))
+        connection.execute(text("SAVEPOINT asyncjobq_lock"))
+        still = set(connection.scalars(query.order_by(jobs.c.id).with_for_update(read=True)))
+        connection.execute(text("ROLLBACK TO SAVEPOINT asyncjobq_lock"))
+        connection.execute(text("RELEASE SAVEPOINT asyncjobq_lock"))
+        return still
+
+    def wait_to_lock(
+        self, connection: Connection, job_id: int, *conditions: ColumnElement[bool]
+    ) -> bool:
+        # A row that changed while we waited stays locked, though it meets the conditions no more.
+        connection.execute(text("SAVEPOINT asyncjobq_lock"))
+        locked = super().wait_to_lock(connection, job_id, *conditions)
+        if not locked:
+            connection.execute(text("ROLLBACK TO SAVEPOINT asyncjobq_lock"))
+        connection.execute(text("RELEASE SAVEPOINT asyncjobq_lock"))
+        return locked
+
+    def is_stale(self, error: BaseException) -> bool:
+        return _code_of(getattr(error, "orig", error)) in ("23505", "40001")
+
     def notify(self, connection: Connection, topic: str) -> None:
         connection.execute(select(func.pg_notify(channel(self.tables), topic)))
 
@@ -132,7 +170,7 @@ class PostgreSQLBackend(Backend):
             connection.execute(select(func.pg_notify(channel_of_ends(self.tables), "")))
 
     def _fault_of_code(self, cause: BaseException) -> Fault:
-        code = str(getattr(cause, "sqlstate", "") or getattr(cause, "pgcode", "") or "")
+        code = _code_of(cause)
         if code.startswith("40") or code == "55P03":
             return Fault.CONFLICT
         if code.startswith(("08", "57P")) or code in ("53300", "25P03", "25P04"):
@@ -151,6 +189,10 @@ class PostgreSQLBackend(Backend):
         key = int.from_bytes(hashlib.sha256(channel(self.tables).encode()).digest()[:7])
         connection.execute(select(func.pg_advisory_xact_lock(key)))
         yield
+
+
+def _code_of(cause: Any) -> str:
+    return str(getattr(cause, "sqlstate", "") or getattr(cause, "pgcode", "") or "")
 
 
 def channel(tables: Tables) -> str:

@@ -10,7 +10,8 @@ from sqlalchemy import Engine, Pool, event
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from asyncjobq.backends.base import OWN, Backend, Database, T, Work, sessions_of
+from asyncjobq.backends.base import Backend, Database, T, Work, sessions_of
+from asyncjobq.backends.keys import OWN
 from asyncjobq.backends.loops import PerLoop
 from asyncjobq.clock import monotonic
 from asyncjobq.transactions import CommitUnknownError, Fault, retrying, unavailable

@@ -56,6 +56,7 @@ class SQLiteBackend(Backend):
 
     name: ClassVar[str] = "sqlite"
     bind_limit: ClassVar[int] = 32_000
+    one_writer: ClassVar[bool] = True
 
     def _clock(self, plus: float | ColumnElement[float]) -> ColumnElement[Any]:
         shift = func.printf("%+.6f seconds", literal(plus) if isinstance(plus, float) else plus)
@@ -81,6 +82,23 @@ class SQLiteBackend(Backend):
     def _take_write_lock(self, connection: Connection) -> None:
         """Lock the file, as others' transactions do: what is read before may be out of date."""
         connection.execute(update(self.tables.jobs).where(false()).values(settled=True))
+
+    def lock_keys(
+        self, connection: Connection, keys: Sequence[str], *, wait: bool = True
+    ) -> set[str]:
+        self._take_write_lock(connection)
+        return set(keys)
+
+    def reads_committed(self, connection: Connection) -> bool:
+        return True
+
+    def keep_holders(
+        self, connection: Connection, holders: Mapping[int, str], *, wait: bool
+    ) -> set[int]:
+        return set(holders)
+
+    def still_holders(self, connection: Connection, holders: Mapping[int, str]) -> set[int]:
+        return set(holders)
 
     def sharing(self, query: Select[Any]) -> Select[Any]:
         return query

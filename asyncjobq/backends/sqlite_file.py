@@ -18,7 +18,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import StaticPool
 
-from asyncjobq.backends.base import OWN, Database, T, Work, sessions_of
+from asyncjobq.backends.base import Database, T, Work, sessions_of
+from asyncjobq.backends.keys import OWN
 from asyncjobq.backends.loops import PerLoop
 from asyncjobq.backends.sqlite import SQLiteBackend
 from asyncjobq.errors import ConfigurationError, UnsupportedDatabaseError

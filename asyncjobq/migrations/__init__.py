@@ -10,6 +10,7 @@ from sqlalchemy.schema import CreateSchema
 
 from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Backend
+from asyncjobq.backends.keys import KEY_SLOTS
 from asyncjobq.errors import SchemaError
 from asyncjobq.models import SCHEMA_VERSION, Tables, tables_for
 
@@ -44,6 +45,8 @@ def ensure_schema(connection: Connection, backend: Backend) -> None:
             _create_namespace(connection, tables.schema)
         tables.version.create(connection, checkfirst=True)
         tables.metadata.create_all(connection, tables=tables.all, checkfirst=True)
+        slots = [{"slot": slot} for slot in range(KEY_SLOTS)]
+        backend.insert_if_absent(connection, tables.key_locks, slots)
         backend.insert_if_absent(connection, tables.version, [{"id": 1, "version": 0}])
         connection.execute(update(tables.version).values(version=SCHEMA_VERSION))
 

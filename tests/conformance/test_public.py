@@ -55,8 +55,10 @@ NAMES = [
     "SchedulerStateError",
     "SchemaError",
     "Snooze",
+    "StaleSnapshotError",
     "State",
     "StoredResultError",
+    "UniqueConflictError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",
@@ -166,7 +168,7 @@ CONTEXT_VALUES = {
 }
 OPTIONS = (
     "queue name group_key weight priority run_after timeout max_attempts "
-    "parent depends_on cost meta"
+    "parent depends_on cost meta unique_key unique_while unique_for on_conflict"
 )
 
 

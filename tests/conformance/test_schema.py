@@ -28,6 +28,8 @@ TABLES = {
     "job_attempts",
     "job_schedules",
     "job_pauses",
+    "job_keys",
+    "job_key_locks",
     "job_limits",
     "job_permits",
     "job_groups",
@@ -183,6 +185,8 @@ async def test_each_index_is_there_once(jobs: Jobs) -> None:
         return sorted(str(index["name"]) for index in inspect(connection).get_indexes("jobs"))
 
     described = {str(index.name) for index in jobs.tables.jobs.indexes}
+    if jobs.backend_name in ("mysql", "mariadb"):
+        described.remove("jobs_unique_held")  # see ddl.py
     assert await jobs.do(indexes) == sorted(described)
 
 

@@ -378,6 +378,87 @@ BREAKAGES: Final = (
             "::test_fires_each_by_itself_if_the_database_refuses_them_together",
         ),
     ),
+    # -- unique keys ----------------------------------------------------------------------------
+    Breakage(
+        "the end of a job does not give its key up",
+        "transition.py",
+        "case((jobs.c.unique_until > backend.now(), jobs.c.unique_held), else_=None),",
+        "jobs.c.unique_held,",
+        ("test_unique.py::TestScope::test_ends_with_the_job",),
+    ),
+    Breakage(
+        "the end of a job gives its key up before the period is past",
+        "transition.py",
+        "case((jobs.c.unique_until > backend.now(), jobs.c.unique_held), else_=None),",
+        "None,",
+        ("test_unique.py::TestScope::test_ends_with_its_period",),
+    ),
+    Breakage(
+        "the start of a job does not give its key up",
+        "lease.py",
+        "(jobs.c.unique_while == literal_column(",
+        "(jobs.c.unique_while != literal_column(",
+        ("test_unique.py::TestScope::test_ends_with_the_start",),
+    ),
+    Breakage(
+        "a retry takes a key that another job holds",
+        "control.py",
+        "if job_id in conflicts:",
+        "if job_id in conflicts and not conflicts:",
+        ("test_unique.py::TestRunAgain::test_is_refused_while_another_holds_it",),
+    ),
+    Breakage(
+        "a dependant is revived whose key another job holds",
+        "revival.py",
+        "revived = [job_id for job_id in revived if job_id not in kept]",
+        "revived = [job_id for job_id in revived if kept or job_id]",
+        ("test_unique.py::TestRunAgain::test_leaves_dependants_cancelled_that_lost_theirs",),
+    ),
+    Breakage(
+        "a job that was started is replaced",
+        "holders.py",
+        "replaceable=row.lease_token == 0 and row.state in NOT_STARTED,",
+        "replaceable=True,",
+        ("test_unique.py::TestReplace::test_never_changes_a_job_that_was_started",),
+    ),
+    Breakage(
+        "nobody is locked out of a key",
+        "holders.py",
+        "        backend.lock_keys(connection, missing)\n",
+        "",
+        ("test_unique.py::TestAtOnce::test_with_a_transaction_that_commits_or_not",),
+        SERVERS,
+    ),
+    Breakage(
+        "a job starts before the caller who was given it has committed",
+        "holders.py",
+        "kept = backend.keep_holders(connection, leaving, wait=wait) if leaving else set()",
+        "kept = set(leaving)",
+        (
+            "test_unique.py::TestBesideTheStart"
+            "::test_an_open_transaction_keeps_it_from_being_started",
+        ),
+        ("postgresql",),
+    ),
+    Breakage(
+        "an old snapshot is believed",
+        "holders.py",
+        "            others = _current(connection, backend, others)\n",
+        "            others = dict(others)\n",
+        ("test_unique.py::TestOldSnapshot::test_after_the_holder",),
+        SERVERS,
+    ),
+    Breakage(
+        "a claim waits for what a caller relies on",
+        "backends/mysql.py",
+        "self.lock_rows(connection, wanted, [jobs.c.id], *conditions, ending=True)",
+        "super().lock_rows(connection, wanted, [jobs.c.id, jobs.c.unique_held], *conditions)",
+        (
+            "test_unique.py::TestBesideTheStart"
+            "::test_an_open_transaction_keeps_it_from_being_started",
+        ),
+        MYSQL,
+    ),
     # -- callers and wakes ----------------------------------------------------------------------
     Breakage(
         "enqueue commits the caller's transaction",
