@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, select
 
-from asyncjobq.backends.base import Backend
+from asyncjobq.backends.base import Backend, rows_by_id
 from asyncjobq.lease import Lease, still_ours
 from asyncjobq.outcomes import Ending, Outcome
 from asyncjobq.states import TERMINAL, State
@@ -32,8 +33,8 @@ class Written:
     """Rows that some transaction has locked: nothing was written, to be tried again."""
     waiting: frozenset[int] = frozenset()
     """Jobs whose own work is over, but that wait for their children."""
-    unsettled: bool = False
-    """Whether one of them has dependants or a parent, for `settle.py` to tell."""
+    unsettled: frozenset[int] = frozenset()
+    """Those that have dependants or a parent, for `settle.py` to tell."""
 
 
 def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Finished]) -> Written:
@@ -41,12 +42,10 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
 
     Outcomes of leases that were lost change nothing.
     """
-    jobs = backend.tables.jobs
     # The newest attempt of a job counts, should two of one process come together.
     waiting = {item.lease.job_id: item for item in sorted(batch, key=lambda i: i.lease.token)}
     result = Written(lost=[item for item in batch if waiting[item.lease.job_id] is not item])
-    columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
-    rows = backend.lock_rows(connection, list(waiting), columns, jobs.c.in_flight)
+    rows = rows_by_id(connection, backend.built(_in_flight), sorted(waiting))
     moves: list[End | Return] = []
     for row in rows:
         item = waiting.pop(row.id)
@@ -63,6 +62,12 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     for item in waiting.values():
         (result.held if item.lease in ours else result.lost).append(item)
     return result
+
+
+def _in_flight(backend: Backend) -> Select[Any]:
+    jobs = backend.tables.jobs
+    names = ("id", "lease_owner", "lease_token", "cancel_requested")
+    return backend.locking_by_id(select(*(jobs.c[name] for name in names)).where(jobs.c.in_flight))
 
 
 def _move(item: Finished, cancel_requested: bool) -> End | Return:

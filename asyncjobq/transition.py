@@ -8,7 +8,7 @@ is sure to see every edge that was committed while the job ran.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
+    Select,
+    Update,
     and_,
     bindparam,
     case,
@@ -28,7 +30,7 @@ from sqlalchemy import (
     update,
 )
 
-from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.backends.base import Backend, rows_by_id
 from asyncjobq.codec import Encoded
 from asyncjobq.models import Tables
 from asyncjobq.states import OPEN, State
@@ -86,8 +88,8 @@ class Ended:
 
     waiting: frozenset[int] = frozenset()
     """Those whose own work is over, but that have children still open."""
-    unsettled: bool = False
-    """Whether any of them has neighbours to be told, by `settle.py`."""
+    unsettled: frozenset[int] = frozenset()
+    """Those that have neighbours to be told, by `settle.py`."""
 
 
 def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> Ended:
@@ -101,30 +103,35 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     neighboured, parents = _neighbours(connection, backend, [end.row.id for end in ends])
     over = [end for end in ends if end.row.id not in parents]
     waiting = [end for end in ends if end.row.id in parents]
-    guarded = update(backend.tables.jobs).where(fence(backend.tables))
     if over:
         values = [_end_values(end, neighboured) for end in over]
-        connection.execute(guarded.values(_end(backend)), values)
+        connection.execute(backend.built(_guarded, _end), values)
     if waiting:
-        connection.execute(guarded.values(_wait(backend)), [_wait_values(end) for end in waiting])
-    return Ended(frozenset(parents), bool(neighboured or parents))
+        connection.execute(backend.built(_guarded, _wait), [_wait_values(end) for end in waiting])
+    return Ended(frozenset(parents), frozenset(neighboured | parents))
 
 
 def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Return]) -> None:
     """Put locked jobs back into the line."""
-    if not returns:
-        return
+    if returns:
+        values = [_return_values(item) for item in returns]
+        connection.execute(backend.built(_guarded, _return), values)
+
+
+def _guarded(backend: Backend, values: Callable[[Backend], dict[str, Any]]) -> Update:
+    return update(backend.tables.jobs).where(fence(backend.tables)).values(values(backend))
+
+
+def _return(backend: Backend) -> dict[str, Any]:
     jobs = backend.tables.jobs
     delay = bindparam("new_delay", type_=jobs.c.weight.type)
-    values = {
+    return {
         "state": bindparam("new_state"),
         "error": bindparam("new_error"),
         "attempt": jobs.c.attempt - bindparam("attempt_back", type_=jobs.c.attempt.type),
         "run_after": case((delay > 0, backend.now(delay)), else_=jobs.c.run_after),
         **_unleased(backend),
     }
-    statement = update(jobs).where(fence(backend.tables)).values(values)
-    connection.execute(statement, [_return_values(item) for item in returns])
 
 
 def _neighbours(
@@ -134,18 +141,20 @@ def _neighbours(
 
     Reads after the lock, see above.
     """
+    neighboured: set[int] = set()
+    parents: set[int] = set()
+    for job_id, waits in rows_by_id(connection, backend.built(_neighboured), ids):
+        (parents if waits else neighboured).add(job_id)
+    return neighboured, parents
+
+
+def _neighboured(backend: Backend) -> Select[Any]:
     jobs, deps = backend.tables.jobs, backend.tables.deps
     has_dependants = exists().where(deps.c.depends_on_id == jobs.c.id).correlate(jobs)
     has_children = open_children(backend.tables, jobs)
-    neighboured: set[int] = set()
-    parents: set[int] = set()
-    for chunk in chunked(ids, 500):
-        query = select(jobs.c.id, has_children.label("waits")).where(
-            jobs.c.id.in_(chunk), or_(jobs.c.parent_id.is_not(None), has_dependants, has_children)
-        )
-        for job_id, waits in connection.execute(query):
-            (parents if waits else neighboured).add(job_id)
-    return neighboured, parents
+    return select(jobs.c.id, has_children.label("waits")).where(
+        backend.among(jobs.c.id), or_(jobs.c.parent_id.is_not(None), has_dependants, has_children)
+    )
 
 
 def open_children(tables: Tables, jobs: FromClause) -> ColumnElement[bool]:

@@ -7,7 +7,7 @@ begin or commit. `Database` is the other half: the library's own connections and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +21,7 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    bindparam,
     insert,
     select,
     type_coerce,
@@ -100,6 +101,19 @@ class Backend(ABC):
         self.tables = tables
         self.clock_offset = 0.0
         """Seconds added to the database's clock; tests move time with it."""
+        self._built: dict[Hashable, Any] = {}
+
+    def built(self, make: Callable[..., T], *of: Hashable) -> T:
+        """Return what `make(self, *of)` returned when it was asked first.
+
+        For statements: to build one takes longer than to run it. What changes from call to call is
+        a bound parameter.
+        """
+        key = (make, self.clock_offset, of)
+        if key not in self._built:
+            self._built[key] = make(self, *of)
+        made: T = self._built[key]
+        return made
 
     def now(self, plus: float | ColumnElement[float] = 0.0) -> ColumnElement[datetime]:
         """Return the database's clock plus some seconds, as an expression in UTC."""
@@ -125,12 +139,17 @@ class Backend(ABC):
         *conditions: ColumnElement[bool],
     ) -> list[Row[Any]]:
         """Lock these jobs by primary key in id order; rows locked elsewhere are left out."""
+        query = self.locking_by_id(select(*columns).where(*conditions))
+        return rows_by_id(connection, query, sorted(ids))
+
+    def locking_by_id(self, query: Select[Any]) -> Select[Any]:
+        """Return a query of jobs so that it locks those of the parameter `ids`, in id order."""
         jobs = self.tables.jobs
-        rows: list[Row[Any]] = []
-        for chunk in chunked(sorted(ids), 500):
-            query = select(*columns).where(jobs.c.id.in_(chunk), *conditions).order_by(jobs.c.id)
-            rows.extend(connection.execute(self.locking(query)))
-        return rows
+        return self.locking(query.where(self.among(jobs.c.id)).order_by(jobs.c.id))
+
+    def among(self, column: ColumnElement[Any], name: str = "ids") -> ColumnElement[bool]:
+        """Return the condition that a column has one of the values of a parameter."""
+        return column.in_(bindparam(name, expanding=True))
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
         """Read parents of new jobs; containers stay as they are until this transaction ends.
@@ -264,6 +283,16 @@ class Database(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Close the connections that were opened on the running loop."""
+
+
+def rows_by_id(
+    connection: Connection, query: Select[Any], ids: Sequence[int], **parameters: Any
+) -> list[Row[Any]]:
+    """Return the rows of a query for the values of its parameter `ids`, however many they are."""
+    rows: list[Row[Any]] = []
+    for chunk in chunked(ids, 500):
+        rows.extend(connection.execute(query, {"ids": chunk, **parameters}))
+    return rows
 
 
 def chunked(items: Sequence[T], size: int) -> Iterator[list[T]]:

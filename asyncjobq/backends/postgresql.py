@@ -69,6 +69,10 @@ class PostgreSQLBackend(Backend):
     def locking(self, query: Select[Any]) -> Select[Any]:
         return query.with_for_update(key_share=True, skip_locked=True, of=self.tables.jobs)
 
+    def among(self, column: ColumnElement[Any], name: str = "ids") -> ColumnElement[bool]:
+        # One text, and so one prepared statement, however many values there are.
+        return column == any_(bindparam(name, type_=ARRAY(column.type)))
+
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         rows = connection.execute(_lanes(self.tables.jobs), lanes.starts_as_arrays(scan)).all()
         return lanes.page(rows, scan)
