@@ -27,7 +27,7 @@ class Edge:
 
 def upstream_edges(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[Edge]:
     """Return the edges by which these jobs still wait."""
-    return [Edge(*row) for row in rows_by_id(connection, backend.built(_of_jobs), job_ids)]
+    return _edges(rows_by_id(connection, backend.built(_of_jobs), job_ids))
 
 
 def dependant_edges(
@@ -37,7 +37,7 @@ def dependant_edges(
     if not job_ids:
         return []
     parameters = {"ids": list(job_ids), "most": limit}
-    return [Edge(*row) for row in connection.execute(backend.built(_of_upstreams), parameters)]
+    return _edges(connection.execute(backend.built(_of_upstreams), parameters))
 
 
 def existing(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> set[int]:
@@ -81,6 +81,10 @@ def waiting_in_vain(
             end = End(locked, State.CANCELLED, error=error, cause=edge.upstream)
             ends.setdefault(edge.job, end)
     return list(ends.values())
+
+
+def _edges(rows: Iterable[Row[Any]]) -> list[Edge]:
+    return [Edge(row.job_id, row.depends_on_id, row.on_failure) for row in rows]
 
 
 def _is_vain(edge: Edge, states: Mapping[int, State | None]) -> bool:

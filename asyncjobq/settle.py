@@ -71,11 +71,14 @@ class Sweep:
 
     after: int = 0
     over: bool = False
+    held: bool = False
+    """Whether rows were left that could not be settled now."""
     _moved: bool = False
 
     def note(self, settled: Settled) -> None:
         """Say where to go on after this call."""
         self._moved |= settled.moved
+        self.held = settled.left or (self.held and bool(self.after))
         if settled.moved:
             return
         if settled.cut_at is not None:

@@ -143,8 +143,8 @@ def _neighbours(
     """
     neighboured: set[int] = set()
     parents: set[int] = set()
-    for job_id, waits in rows_by_id(connection, backend.built(_neighboured), ids):
-        (parents if waits else neighboured).add(job_id)
+    for row in rows_by_id(connection, backend.built(_neighboured), ids):
+        (parents if row.waits else neighboured).add(row.id)
     return neighboured, parents
 
 

@@ -24,10 +24,10 @@ from sqlalchemy import func, select
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from asyncjobq import Handlers, Scheduler, State, Workflow  # noqa: E402
-from databases import Databases  # noqa: E402
-from servers import BACKENDS, Servers  # noqa: E402
-from throwaway import MissingServerError  # noqa: E402
+from asyncjobq import Handlers, Scheduler, State, Workflow
+from databases import Databases
+from servers import BACKENDS, Servers
+from throwaway import MissingServerError
 
 SLOTS: Final = 50
 
