@@ -58,7 +58,7 @@ class Claimed:
     started_at: datetime
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Defaults:
     """What a claim fills in where a job says nothing: by type, and for all other types."""
 
@@ -86,8 +86,15 @@ def claim_once(
     defaults: Defaults,
 ) -> list[Claimed]:
     """Lease up to the asked number of jobs, for `ttl` seconds, in one atomic transaction."""
+    values = backend.built(_claim_values, owner, ttl, defaults)
+    columns = backend.built(_claim_columns)
+    rows = backend.claim(connection, takes, backend.built(ready.conditions), values, columns)
+    return [_claimed(row, owner) for row in rows]
+
+
+def _claim_values(backend: Backend, owner: str, ttl: float, defaults: Defaults) -> dict[str, Any]:
     jobs = backend.tables.jobs
-    values = {
+    return {
         "state": State.LEASED,
         "in_flight": True,
         "lease_owner": owner,
@@ -100,15 +107,17 @@ def claim_once(
         "started_at": backend.now(),
         "updated_at": backend.now(),
     }
-    columns = [
+
+
+def _claim_columns(backend: Backend) -> list[ColumnElement[Any]]:
+    jobs = backend.tables.jobs
+    return [
         *(jobs.c[name] for name in ("id", "lease_token", "queue", "type", "group_key", "weight")),
         *(jobs.c[name] for name in ("attempt", "max_attempts", "timeout")),
         *(jobs.c[name] for name in ("created_at", "started_at")),
         # As text: a row whose arguments cannot be decoded must fail alone, not spoil the claim.
         backend.text_of(jobs.c.args).label("args"),
     ]
-    rows = backend.claim(connection, takes, ready.conditions(backend), values, columns)
-    return [_claimed(row, owner) for row in rows]
 
 
 def renew_once(

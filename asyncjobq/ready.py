@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, or_, select, update
 
 from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, chunked
 from asyncjobq.models import in_state
@@ -86,19 +87,21 @@ class Chores:
 
 def look_once(connection: Connection, backend: Backend) -> Chores:
     """Say in one statement which chore has work, and when the next job is due."""
+    row = connection.execute(backend.built(_look)).one()
+    return Chores(bool(row.expired), bool(row.unsettled), _seconds_until(row.due, row.now))
+
+
+def _look(backend: Backend) -> Select[Any]:
     jobs = backend.tables.jobs
     expired = exists().where(jobs.c.in_flight, jobs.c.lease_expires < backend.now())
     unsettled = exists().where(~jobs.c.settled)
     first = select(jobs.c.run_after).where(in_state(jobs, State.SCHEDULED))
-    row = connection.execute(
-        select(
-            expired.label("expired"),
-            unsettled.label("unsettled"),
-            first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
-            backend.now().label("now"),
-        )
-    ).one()
-    return Chores(bool(row.expired), bool(row.unsettled), _seconds_until(row.due, row.now))
+    return select(
+        expired.label("expired"),
+        unsettled.label("unsettled"),
+        first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
+        backend.now().label("now"),
+    )
 
 
 def promote_once(connection: Connection, backend: Backend, limit: int = 1000) -> int:

@@ -194,7 +194,8 @@ class Backend(ABC):
     ) -> list[Row[Any]]:
         """Claim jobs: take the first of each group that nobody holds, write `values`.
 
-        Returns `columns` of the claimed rows as they are after the write.
+        Returns `columns` of the claimed rows as they are after the write. What is given has to be
+        what `built` keeps, for so is the statement that is made of it.
         """
 
     @abstractmethod

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Row,
     Select,
     Table,
+    Update,
     and_,
     func,
     insert,
@@ -29,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.mysql import insert as insert_or
 
 from asyncjobq.backends import lanes
-from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, chunked
+from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, chunked, rows_by_id
 from asyncjobq.errors import SchemaError, UnsupportedDatabaseError
 from asyncjobq.models import LANE, in_state
 from asyncjobq.states import State
@@ -100,11 +101,8 @@ class MySQLBackend(Backend):
         values: Mapping[str, Any],
         columns: Sequence[ColumnElement[Any]],
     ) -> list[Row[Any]]:
-        jobs = self.tables.jobs
         hint = f"FORCE INDEX ({self._ready_index})"
-        groups = lanes.first_candidates(
-            connection, self.tables, takes, conditions, spare=3, hint=hint
-        )
+        groups = lanes.first_candidates(connection, self, takes, conditions, spare=3, hint=hint)
         claimed = [
             job_id
             for take, candidates in zip(takes, groups, strict=True)
@@ -112,8 +110,8 @@ class MySQLBackend(Backend):
         ]
         if not claimed:
             return []
-        connection.execute(update(jobs).where(jobs.c.id.in_(claimed)).values(values))
-        return list(connection.execute(select(*columns).where(jobs.c.id.in_(claimed))))
+        connection.execute(self.built(_claim, tuple(values.items())), {"ids": claimed})
+        return list(connection.execute(self.built(_claimed, tuple(columns)), {"ids": claimed}))
 
     def _lock_first(
         self,
@@ -123,13 +121,11 @@ class MySQLBackend(Backend):
         conditions: Sequence[ColumnElement[bool]],
     ) -> list[int]:
         """Lock candidates by primary key, chunk by chunk, until enough are ours."""
-        jobs = self.tables.jobs
+        query = self.built(_candidates, tuple(conditions))
         locked: list[int] = []
         for chunk in chunked(candidates, count):
-            wanted = chunk[: count - len(locked)]
-            locked += [
-                row.id for row in self.lock_rows(connection, wanted, [jobs.c.id], *conditions)
-            ]
+            wanted = sorted(chunk[: count - len(locked)])
+            locked += [row.id for row in rows_by_id(connection, query, wanted)]
             if len(locked) >= count:
                 break
         return locked
@@ -199,6 +195,19 @@ class MySQLBackend(Backend):
             yield
         finally:
             connection.execute(select(func.release_lock(lock)))
+
+
+def _candidates(backend: Backend, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
+    return backend.locking_by_id(select(backend.tables.jobs.c.id).where(*conditions))
+
+
+def _claim(backend: Backend, values: Sequence[tuple[str, Any]]) -> Update:
+    jobs = backend.tables.jobs
+    return update(jobs).where(backend.among(jobs.c.id)).values(dict(values))
+
+
+def _claimed(backend: Backend, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+    return select(*columns).where(backend.among(backend.tables.jobs.c.id))
 
 
 def _ids_of(connection: Connection, count: int) -> range:

@@ -32,6 +32,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from asyncjobq.backends import lanes
 from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take
@@ -87,11 +88,8 @@ class PostgreSQLBackend(Backend):
     ) -> list[Row[Any]]:
         if not takes:
             return []
-        jobs = self.tables.jobs
-        # As an array, so that the planner goes by primary key whatever it expects of the lanes.
-        first = func.array(_first_of_each(jobs, conditions).scalar_subquery())
-        statement = update(jobs).where(jobs.c.id == any_(first)).values(values)
-        return list(connection.execute(statement.returning(*columns), _arrays(takes)))
+        kept = (tuple(conditions), tuple(values.items()), tuple(columns))
+        return list(connection.execute(self.built(_claim, *kept), _arrays(takes)))
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         jobs = self.tables.jobs
@@ -172,6 +170,18 @@ def _lanes(jobs: Table) -> Select[Any]:
     lane = step(start, operator.ge).cte("lane", recursive=True)
     lane = lane.union_all(step(lane, operator.gt))
     return select(lane).limit(bindparam("bound", type_=Integer))
+
+
+def _claim(
+    backend: Backend,
+    conditions: Sequence[ColumnElement[bool]],
+    values: Sequence[tuple[str, Any]],
+    columns: Sequence[ColumnElement[Any]],
+) -> ReturningUpdate[Any]:
+    jobs = backend.tables.jobs
+    # As an array, so that the planner goes by primary key whatever it expects of the lanes.
+    first = func.array(_first_of_each(jobs, conditions).scalar_subquery())
+    return update(jobs).where(jobs.c.id == any_(first)).values(dict(values)).returning(*columns)
 
 
 def _first_of_each(jobs: Table, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:

@@ -14,11 +14,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import func, select
 
@@ -50,16 +49,16 @@ class Size:
     running: float
 
     @property
-    def per_edge(self) -> float:
-        """Seconds for one edge, or for one job where there are none."""
-        return self.running / (self.edges or self.jobs)
+    def per_second(self) -> float:
+        """How many jobs were run in a second."""
+        return self.jobs / self.running
 
     def __str__(self) -> str:
-        each = "edge" if self.edges else "job"
+        each = self.edges or self.jobs
         return (
-            f"{self.name:<24} {self.jobs:>6} jobs {self.edges:>6} edges  written in "
-            f"{self.writing:6.2f} s, run in {self.running:7.2f} s: "
-            f"{self.jobs / self.running:7.0f} jobs/s, {self.per_edge * 1000:6.2f} ms an {each}"
+            f"{self.name:<26} {self.jobs:>6} jobs {self.edges:>6} edges, written in "
+            f"{self.writing:6.2f} s, run in {self.running:7.2f} s: {self.per_second:6.0f} jobs/s, "
+            f"{self.running / each * 1000:6.2f} ms for each {'edge' if self.edges else 'job'}"
         )
 
 
@@ -138,95 +137,92 @@ async def check(scheduler: Scheduler, workflow: Workflow, jobs: int) -> None:
     """Assert that all in a workflow was done in one attempt, and that nothing is left to settle."""
     database = scheduler._database
     table = database.backend.tables.jobs
-    own = table.c.parent_id == workflow.id
-    tries = select(table.c.state, table.c.attempt, func.count()).where(own)
-    left = select(func.count()).where(~table.c.settled)
-    rows = await database.read(
-        lambda c: c.execute(tries.group_by(table.c.state, table.c.attempt)).all()
+    tries = select(table.c.state, table.c.attempt, func.count()).group_by(
+        table.c.state, table.c.attempt
     )
+    own = tries.where(table.c.parent_id == workflow.id)
+    left = select(func.count()).where(~table.c.settled)
+    rows = await database.read(lambda c: c.execute(own).all())
     assert [tuple(row) for row in rows] == [(State.DONE, 1, jobs)], rows
     assert (await scheduler.get(workflow)).state == State.DONE
     assert await database.read(lambda c: c.scalar(left)) == 0
 
 
-def scaled(number: int, scale: float) -> int:
-    return max(2, round(number * scale))
+def graphs_of(scale: float) -> dict[str, tuple[str, Describe]]:
+    """Return the graphs that are run, by the names by which they are chosen."""
+
+    def scaled(number: int, power: float = 1.0) -> int:
+        return max(2, round(number * scale**power))
+
+    wide, root = scaled(10_000), scaled(100, 0.5)
+    return {
+        "apart": ("in one container", apart(wide)),
+        "chain": ("chain", chain(scaled(1000))),
+        "fan-small": ("fan-out and join, small", fan_out(scaled(500))),
+        "fan-tenfold": ("fan-out and join, tenfold", fan_out(scaled(5000))),
+        "fan": ("fan-out and join", fan_out(wide)),
+        "diamond-small": ("diamond, small", diamond(root, scaled(10, 0.5))),
+        "diamond-tenfold": ("diamond, tenfold", diamond(root, root)),
+    }
 
 
 async def measure(url: str, scale: float, names: Sequence[str]) -> list[str]:
     """Run all sizes on an empty database, printing each; return what is too slow."""
+    sizes: dict[str, Size] = {}
     async with Scheduler(url, handlers=[handlers], concurrency=SLOTS) as scheduler:
         await scheduler.create_schema()
-        await run_plain(scheduler, scaled(1000, scale))  # warms connections and caches up
-        wide, narrow = scaled(10_000, scale), scaled(500, scale)
-        root = scaled(100, scale**0.5)
-        runs: dict[str, Any] = {
-            "plain": lambda: run_plain(scheduler, wide),
-            "apart": lambda: run_graph(scheduler, "in one container", apart(wide)),
-            "chain": lambda: run_graph(scheduler, "chain", chain(scaled(1000, scale))),
-            "fan-500": lambda: run_graph(scheduler, "fan-out, 1,000 edges", fan_out(narrow)),
-            "fan-5000": lambda: run_graph(scheduler, "fan-out, 10,000 edges", fan_out(10 * narrow)),
-            "fan-10000": lambda: run_graph(scheduler, "fan-out, 20,000 edges", fan_out(wide)),
-            "diamond-10": lambda: run_graph(
-                scheduler, "diamond, 1,000 edges", diamond(root, scaled(10, scale**0.5))
-            ),
-            "diamond-100": lambda: run_graph(
-                scheduler, "diamond, 10,000 edges", diamond(root, root)
-            ),
-        }
-        sizes = {}
-        for name, run in runs.items():
+        await run_plain(scheduler, 500)  # warms connections and caches up
+        sizes["plain"] = await run_plain(scheduler, max(100, round(10_000 * scale)))
+        print(f"  {sizes['plain']}", flush=True)
+        for name, (title, describe) in graphs_of(scale).items():
             if not names or name in names:
-                sizes[name] = await run()
+                sizes[name] = await run_graph(scheduler, title, describe)
                 print(f"  {sizes[name]}", flush=True)
-        return list(_ratios(sizes))
+    return list(too_slow(sizes))
 
 
-def _ratios(sizes: dict[str, Size]):
-    for small, large in (("fan-500", "fan-5000"), ("diamond-10", "diamond-100")):
-        if small in sizes and large in sizes:
-            times = sizes[large].running / sizes[small].running
-            edges = sizes[large].edges / sizes[small].edges
-            print(f"  {large}: {times:.1f} × the time of {small} for {edges:.1f} × its edges")
+def too_slow(sizes: dict[str, Size]) -> Iterator[str]:
+    """Print how the sizes compare, and yield what costs more than it may."""
+    for graph in ("fan", "diamond"):
+        small, large = sizes.get(f"{graph}-small"), sizes.get(f"{graph}-tenfold")
+        if small and large:
+            times, edges = large.running / small.running, large.edges / small.edges
+            compared = f"{large.name}: {times:.1f} times as long for {edges:.1f} times the edges"
+            print(f"  {compared}")
             if times > 1.2 * edges:
-                yield f"{large} takes more than 1.2 × the time for an edge of {small}"
-    if "plain" in sizes and "fan-10000" in sizes:
-        plain, fan = sizes["plain"], sizes["fan-10000"]
-        rate = (fan.jobs / fan.running) / (plain.jobs / plain.running)
-        print(f"  fan-10000: {rate:.2f} × the rate of plain jobs")
+                yield compared
+    if fan := sizes.get("fan"):
+        rate = fan.per_second / sizes["plain"].per_second
+        print(f"  {fan.name}: {rate:.2f} of the rate of plain jobs")
 
 
-@asynccontextmanager
-async def _urls(given: Sequence[str], backends: Sequence[str]) -> AsyncIterator[dict[str, str]]:
-    yield {url: url for url in given}
+def urls_of(wanted: Sequence[str], servers: Servers, databases: Databases) -> Iterator[str]:
+    """Yield the URL of a new database on each of the tests' servers."""
+    for backend in wanted:
+        try:
+            with databases.fresh(backend) as url:
+                print(f"{backend} {servers.get(backend).version}")
+                yield url
+        except MissingServerError as error:
+            print(f"left out: {error}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--url", action="append", default=[])
+    parser = argparse.ArgumentParser(description="Run large graphs, and print how long they take.")
+    parser.add_argument("names", nargs="*", help="only these graphs: chain, fan, diamond-small …")
+    parser.add_argument("--url", action="append", help="on this empty database")
     parser.add_argument("--backend", action="append", choices=BACKENDS)
-    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--scale", type=float, default=1.0, help="0.1: a tenth of the jobs")
     given = parser.parse_args()
-    slow: list[str] = []
-    for url in given.url:
-        print(url)
-        slow += asyncio.run(measure(url, given.scale, given.names))
-    if not given.url:
-        servers = Servers(os.environ)
-        with tempfile.TemporaryDirectory() as folder:
-            databases = Databases(servers, Path(folder))
-            try:
-                for backend in given.backend or BACKENDS:
-                    try:
-                        with databases.fresh(backend) as url:
-                            print(f"{backend} {servers.get(backend).version}")
-                            slow += asyncio.run(measure(url, given.scale, given.names))
-                    except MissingServerError as error:
-                        print(f"left out: {error}")
-            finally:
-                databases.close()
-                servers.close()
+    servers, slow = Servers(os.environ), []
+    with tempfile.TemporaryDirectory() as folder:
+        databases = Databases(servers, Path(folder))
+        try:
+            for url in given.url or urls_of(given.backend or BACKENDS, servers, databases):
+                slow += asyncio.run(measure(url, given.scale, given.names))
+        finally:
+            databases.close()
+            servers.close()
     raise SystemExit("\n".join(slow) or 0)
 
 
