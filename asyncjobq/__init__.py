@@ -28,6 +28,7 @@ from asyncjobq.errors import (
     ParentError,
     ResultError,
     Retry,
+    ScheduleNotFoundError,
     SchedulerStateError,
     SchemaError,
     Snooze,
@@ -39,7 +40,9 @@ from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
+from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
+from asyncjobq.schedules import Schedule
 from asyncjobq.states import Kind, State
 from asyncjobq.workflow import Container, Workflow
 
@@ -53,6 +56,7 @@ __all__ = [
     "AsyncJobQError",
     "Cancel",
     "Cancelled",
+    "CatchUp",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -80,6 +84,8 @@ __all__ = [
     "ResultError",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleNotFoundError",
     "Scheduler",
     "SchedulerStateError",
     "SchemaError",

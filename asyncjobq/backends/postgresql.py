@@ -67,8 +67,9 @@ class PostgreSQLBackend(Backend):
     def text_of(self, column: ColumnElement[Any]) -> ColumnElement[str]:
         return cast(column, Text)
 
-    def locking(self, query: Select[Any]) -> Select[Any]:
-        return query.with_for_update(key_share=True, skip_locked=True, of=self.tables.jobs)
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        of = self.tables.jobs if table is None else table
+        return query.with_for_update(key_share=True, skip_locked=True, of=of)
 
     def among(self, column: ColumnElement[Any], name: str = "ids") -> ColumnElement[bool]:
         # One text, and so one prepared statement, however many values there are.
