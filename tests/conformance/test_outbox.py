@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from asyncjobq import Job, State
+from asyncjobq import Job, Scheduler, State
 from asyncjobq.backends.base import Backend
 from asyncjobq.finalize import Finished
 from asyncjobq.outbox import Outbox
@@ -94,11 +94,10 @@ class TestAnEnd:
 class TestWhatSomebodyHolds:
     async def test_is_settled_soon_after(self, jobs: Jobs) -> None:
         """Without waiting for the poll, which is a minute off."""
-        scheduler, done = jobs.another(poll_interval=60.0, concurrency=1), asyncio.Event()
+        scheduler = jobs.another(poll_interval=60.0, concurrency=1)
 
         @scheduler.handler("work")
-        async def work() -> None:
-            done.set()
+        async def work() -> None: ...
 
         first = await jobs.enqueue()
         held = await jobs.enqueue("other", depends_on=[first])
@@ -107,9 +106,18 @@ class TestWhatSomebodyHolds:
             async with jobs.transaction() as take:
                 await take(locking(held))
                 await stack.enter_async_context(scheduler.serving())
-                await done.wait()
-                await until(lambda: has_come_to(jobs, first, DONE))
-            await until(lambda: has_come_to(jobs, held, READY))
+                await tried_to_settle(scheduler)
+                assert await jobs.states(first, held) == [DONE, BLOCKED]
+            await until(lambda: is_ready(jobs, held))
+
+
+async def tried_to_settle(scheduler: Scheduler) -> None:
+    """Wait for the next settling of a scheduler's worker."""
+    assert scheduler._worker is not None
+    outbox, tried = scheduler._worker._outbox, asyncio.Event()
+    note = outbox.on_settled
+    outbox.on_settled = lambda settled: (note(settled), tried.set())[1]
+    await tried.wait()
 
 
 def locking(job: Job[Any]) -> Step[None]:
@@ -122,5 +130,5 @@ def locking(job: Job[Any]) -> Step[None]:
     return step
 
 
-async def has_come_to(jobs: Jobs, job: Job[Any], state: State) -> bool:
-    return await jobs.state(job) == state
+async def is_ready(jobs: Jobs, job: Job[Any]) -> bool:
+    return await jobs.state(job) == READY
