@@ -25,6 +25,7 @@ from asyncjobq.errors import (
     JobEndedError,
     JobFailed,
     JobNotFoundError,
+    LeaseLostError,
     ParentError,
     ResultError,
     Retry,
@@ -32,12 +33,15 @@ from asyncjobq.errors import (
     SchedulerStateError,
     SchemaError,
     Snooze,
+    StoredResultError,
     UnknownUpstreamError,
     UnsupportedDatabaseError,
 )
 from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, Node, Upstream, after
+from asyncjobq.limit_control import LimitState
+from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.recurrence import CatchUp
@@ -54,9 +58,12 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Budget",
     "Cancel",
     "Cancelled",
+    "Capacity",
     "CatchUp",
+    "Concurrency",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -79,8 +86,12 @@ __all__ = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "LeaseLostError",
+    "Limit",
+    "LimitState",
     "Node",
     "ParentError",
+    "RateLimit",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -91,6 +102,7 @@ __all__ = [
     "SchemaError",
     "Snooze",
     "State",
+    "StoredResultError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",

@@ -106,9 +106,27 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     if over:
         values = [_end_values(end, neighboured) for end in over]
         connection.execute(backend.built(_guarded, _end), values)
+        backend.notify_ended(connection)
     if waiting:
         connection.execute(backend.built(_guarded, _wait), [_wait_values(end) for end in waiting])
     return Ended(frozenset(parents), frozenset(neighboured | parents))
+
+
+def end_unsettled(
+    connection: Connection, backend: Backend, ends: Sequence[End], *, waits: bool
+) -> None:
+    """End locked jobs, or let them wait for their children, without a look at their neighbours.
+
+    They are left unsettled, so that a settling looks at them.
+    """
+    if not ends:
+        return
+    if waits:
+        connection.execute(backend.built(_guarded, _wait), [_wait_values(end) for end in ends])
+    else:
+        ids = {end.row.id for end in ends}
+        connection.execute(backend.built(_guarded, _end), [_end_values(end, ids) for end in ends])
+        backend.notify_ended(connection)
 
 
 def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Return]) -> None:

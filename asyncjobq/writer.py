@@ -81,6 +81,7 @@ class OutcomeWriter:
             elif not future.done():
                 waits = item.lease.job_id in written.waiting
                 state = State.WAITING if waits else item.outcome.state
+                state = written.completed.get(item.lease, state)
                 future.set_result(None if item.lease in lost else state)
 
     async def _written(self, items: Sequence[Finished]) -> Written:
@@ -106,6 +107,7 @@ class OutcomeWriter:
             total.written += one.written
             total.lost += one.lost
             total.held += one.held
+            total.completed |= one.completed
             total.waiting |= one.waiting
             total.unsettled |= one.unsettled
         return total

@@ -21,10 +21,12 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    Update,
     bindparam,
     insert,
     select,
     type_coerce,
+    update,
 )
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -127,6 +129,11 @@ class Backend(ABC):
         """Return a JSON column as its text, for rows that may not be decoded on the way."""
         return type_coerce(column, Text())
 
+    def reads_fresh(self, connection: Connection) -> bool:
+        """Tell whether each statement of this transaction sees what was committed before it."""
+        own = OWN in connection.get_execution_options()
+        return own or connection.get_isolation_level() in ("READ COMMITTED", "READ UNCOMMITTED")
+
     @abstractmethod
     def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         """Return the query so that it locks its rows for writing and skips those locked.
@@ -182,6 +189,9 @@ class Backend(ABC):
         query = select(*columns).where(self.tables.jobs.c.id == job_id)
         return connection.execute(query.with_for_update(key_share=True)).one_or_none()
 
+    def refuse_snapshot(self, connection: Connection, what: str) -> None:  # noqa: B027
+        """Raise ConfigurationError where the transaction's isolation level rules out `what`."""
+
     @abstractmethod
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         """Find lanes that have ready jobs, reading a bounded number of index entries."""
@@ -200,6 +210,27 @@ class Backend(ABC):
         Returns `columns` of the claimed rows as they are after the write. What is given has to be
         what `built` keeps, for so is the statement that is made of it.
         """
+
+    @abstractmethod
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        """Read, without locks, the ids of the first jobs of each take, and some to spare."""
+
+    def claim_rows(
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        values: Mapping[str, Any],
+        columns: Sequence[ColumnElement[Any]],
+    ) -> list[Row[Any]]:
+        """Write `values` to jobs whose rows are locked; returns `columns` as they are after it."""
+        written = self.built(_writing, tuple(values.items()))
+        connection.execute(written, {"ids": list(ids)})
+        return list(connection.execute(self.built(_reading, tuple(columns)), {"ids": list(ids)}))
 
     @abstractmethod
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -222,6 +253,9 @@ class Backend(ABC):
 
     def notify(self, connection: Connection, topic: str) -> None:  # noqa: B027  nothing by default
         """Wake listeners of other processes when this transaction commits."""
+
+    def notify_ended(self, connection: Connection) -> None:  # noqa: B027  nothing by default
+        """Tell those who wait for the ends of jobs when this transaction commits."""
 
     def fault_of(self, error: BaseException) -> Fault:
         """Classify a database error by its code."""
@@ -285,8 +319,24 @@ class Database(ABC):
         """
 
     @abstractmethod
+    async def watch_ends(self, wake: Callable[[], None], poll_interval: float) -> None:
+        """Call `wake` whenever a job may have ended in another process, until cancelled.
+
+        Otherwise like `watch`.
+        """
+
+    @abstractmethod
     async def close(self) -> None:
         """Close the connections that were opened on the running loop."""
+
+
+def _writing(backend: Backend, values: Sequence[tuple[str, Any]]) -> Update:
+    jobs = backend.tables.jobs
+    return update(jobs).where(backend.among(jobs.c.id)).values(dict(values))
+
+
+def _reading(backend: Backend, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+    return select(*columns).where(backend.among(backend.tables.jobs.c.id))
 
 
 def rows_by_id(

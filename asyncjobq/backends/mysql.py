@@ -18,14 +18,12 @@ from sqlalchemy import (
     Row,
     Select,
     Table,
-    Update,
     and_,
     func,
     insert,
     or_,
     select,
     text,
-    update,
 )
 from sqlalchemy.dialects.mysql import insert as insert_or
 
@@ -74,7 +72,8 @@ class MySQLBackend(Backend):
             return slice_
         # A few lanes with many jobs each: jump from lane to lane.
         rest = LaneScan(scan.queues, scan.types, scan.bound, (slice_.lanes[-1],))
-        rows = connection.execute(_loose(self.tables.jobs, rest)).all()
+        found = lanes.weighted(_loose(self.tables.jobs, rest), self.tables.groups)
+        rows = connection.execute(found).all()
         return LanePage(slice_.lanes + lanes.page(rows, rest).lanes, len(rows) >= rest.bound)
 
     def _slice(self, connection: Connection, scan: LaneScan) -> LanePage:
@@ -87,7 +86,8 @@ class MySQLBackend(Backend):
         query = select(*lanes.head_columns(jobs)).where(_in_range(jobs, scan))
         query = query.with_hint(jobs, hint).limit(scan.bound)
         order = (*(jobs.c[name] for name in LANE), jobs.c.priority, jobs.c.id)
-        rows = connection.execute(query.order_by(*order)).all()
+        found = lanes.weighted(query.order_by(*order), self.tables.groups)
+        rows = connection.execute(found).all()
         return LanePage(lanes.page(rows, scan).lanes, len(rows) >= scan.bound)
 
     @property
@@ -102,17 +102,22 @@ class MySQLBackend(Backend):
         values: Mapping[str, Any],
         columns: Sequence[ColumnElement[Any]],
     ) -> list[Row[Any]]:
-        hint = f"FORCE INDEX ({self._ready_index})"
-        groups = lanes.first_candidates(connection, self, takes, conditions, spare=3, hint=hint)
+        groups = self.candidates(connection, takes, conditions)
         claimed = [
             job_id
             for take, candidates in zip(takes, groups, strict=True)
             for job_id in self._lock_first(connection, candidates, take.count, conditions)
         ]
-        if not claimed:
-            return []
-        connection.execute(self.built(_claim, tuple(values.items())), {"ids": claimed})
-        return list(connection.execute(self.built(_claimed, tuple(columns)), {"ids": claimed}))
+        return self.claim_rows(connection, claimed, values, columns) if claimed else []
+
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        hint = f"FORCE INDEX ({self._ready_index})"
+        return lanes.first_candidates(connection, self, takes, conditions, spare=3, hint=hint)
 
     def _lock_first(
         self,
@@ -200,15 +205,6 @@ class MySQLBackend(Backend):
 
 def _candidates(backend: Backend, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
     return backend.locking_by_id(select(backend.tables.jobs.c.id).where(*conditions))
-
-
-def _claim(backend: Backend, values: Sequence[tuple[str, Any]]) -> Update:
-    jobs = backend.tables.jobs
-    return update(jobs).where(backend.among(jobs.c.id)).values(dict(values))
-
-
-def _claimed(backend: Backend, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-    return select(*columns).where(backend.among(backend.tables.jobs.c.id))
 
 
 def _ids_of(connection: Connection, count: int) -> range:
