@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-from asyncjobq import inspection
+from asyncjobq import codec, inspection
 from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Database
 from asyncjobq.callers import (
@@ -50,7 +50,7 @@ class HandlerServices:
         database: Database,
         spec: Callable[..., JobSpec[Any]],
         enqueue: Callable[..., Awaitable[Job[Any]]],
-        max_result_bytes: int,
+        max_result_bytes: int = codec.MAX_BYTES,
         rules: LimitRules | None = None,
     ) -> None:
         self._database = database

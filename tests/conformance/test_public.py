@@ -73,7 +73,8 @@ SCHEDULER = {
     "__init__": (
         "(self, database: 'str | URL | AsyncEngine', *, handlers: 'Iterable[Handlers]' = (), "
         "concurrency: 'int' = 10, queues: 'Iterable[str] | Mapping[str, int]' = ('default',), "
-        "limits: 'Iterable[Limit]' = (), lease_ttl: 'Duration' = 30.0, poll_interval: 'Duration' = 1.0, "
+        "limits: 'Iterable[Limit]' = (), "
+        "lease_ttl: 'Duration' = 30.0, poll_interval: 'Duration' = 1.0, "
         "stop_timeout: 'Duration' = 20.0, default_timeout: 'Duration | None' = 3600.0, "
         "max_result_bytes: 'int' = 8000000, listen_url: 'str | URL | None' = None, "
         "worker_id: 'str | None' = None, schema: 'str | None' = None, "
