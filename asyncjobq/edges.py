@@ -1,136 +1,138 @@
-"""Edges between jobs: which are satisfied, who waits for whom, and who waits in vain."""
+"""Edges between jobs: who waits for whom, which edges are satisfied, and who waits in vain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, FromClause, and_, bindparam, or_, select, update
+from sqlalchemy import Connection, Integer, Row, Select, Update, bindparam, select, update
 
-from asyncjobq.backends.base import Backend, chunked
-from asyncjobq.models import Tables, in_state
+from asyncjobq.backends.base import Backend, rows_by_id
+from asyncjobq.models import in_state
 from asyncjobq.states import State
 from asyncjobq.transition import End, Locked
 
-FAILURES: Final = (State.FAILED, State.CANCELLED)
+FAILURES: Final = frozenset({State.FAILED, State.CANCELLED})
 
 
-def unsatisfied_upstreams(
-    connection: Connection, backend: Backend, job_ids: Sequence[int]
-) -> dict[int, set[int]]:
-    """Return the upstreams that each of these jobs still waits for."""
-    deps = backend.tables.deps
-    found: dict[int, set[int]] = {}
-    for chunk in chunked(job_ids, 500):
-        query = select(deps.c.job_id, deps.c.depends_on_id)
-        for job_id, upstream in connection.execute(
-            query.where(deps.c.job_id.in_(chunk), ~deps.c.satisfied)
-        ):
-            found.setdefault(job_id, set()).add(upstream)
-    return found
+@dataclass(frozen=True, slots=True, order=True)
+class Edge:
+    """An edge that is not satisfied: `job` waits for `upstream`."""
+
+    job: int
+    upstream: int
+    on_failure: str
+
+
+def upstream_edges(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[Edge]:
+    """Return the edges by which these jobs still wait."""
+    return _edges(rows_by_id(connection, backend.built(_of_jobs), job_ids))
+
+
+def dependant_edges(
+    connection: Connection, backend: Backend, job_ids: Sequence[int], limit: int
+) -> list[Edge]:
+    """Return up to `limit` edges by which blocked jobs wait for these, in the order of these."""
+    if not job_ids:
+        return []
+    parameters = {"ids": list(job_ids), "most": limit}
+    return _edges(connection.execute(backend.built(_of_upstreams), parameters))
 
 
 def existing(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> set[int]:
     """Return which of these jobs exist."""
-    jobs = backend.tables.jobs
-    found: set[int] = set()
-    for chunk in chunked(job_ids, 1000):
-        found.update(connection.scalars(select(jobs.c.id).where(jobs.c.id.in_(chunk))))
-    return found
+    return {row.id for row in rows_by_id(connection, backend.built(_existing), job_ids)}
 
 
-def blocked_dependants(
-    connection: Connection, backend: Backend, job_ids: Sequence[int], limit: int
-) -> list[tuple[int, int]]:
-    """Return up to `limit` pairs (job, dependant) whose edge is open, in the order of the jobs."""
-    jobs, deps = backend.tables.jobs, backend.tables.deps
-    if not job_ids:
-        return []
-    query = (
-        select(deps.c.depends_on_id, deps.c.job_id)
-        .join(jobs, jobs.c.id == deps.c.job_id)
-        .where(deps.c.depends_on_id.in_(job_ids), ~deps.c.satisfied, in_state(jobs, State.BLOCKED))
-        .order_by(deps.c.depends_on_id, deps.c.job_id)
-        .limit(limit)
-    )
-    return [(upstream, dependant) for upstream, dependant in connection.execute(query)]
-
-
-def mark_satisfied(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> int:
-    """Mark the edges of these jobs whose upstream is done, or has failed and may; count them.
+def mark_satisfied(connection: Connection, backend: Backend, edges: Iterable[Edge]) -> int:
+    """Mark edges as satisfied, and count them.
 
     By primary key, both columns: locking a range of edges would let two settlers deadlock.
     """
-    jobs, deps = backend.tables.jobs, backend.tables.deps
-    upstream = backend.tables.jobs_as("upstream")
-    mark = (
-        update(deps)
-        .where(
-            deps.c.job_id == bindparam("edge_job"),
-            deps.c.depends_on_id == bindparam("edge_upstream"),
-        )
-        .values(satisfied=True)
-    )
-    marked = 0
-    for chunk in chunked(job_ids, 500):
-        query = (
-            select(deps.c.job_id, deps.c.depends_on_id)
-            .join(upstream, upstream.c.id == deps.c.depends_on_id)
-            .join(jobs, jobs.c.id == deps.c.job_id)
-            .where(
-                deps.c.job_id.in_(chunk),
-                ~deps.c.satisfied,
-                in_state(jobs, State.BLOCKED),  # one that is to be revived waits for them again
-                _fulfilled(backend.tables, upstream),
-            )
-        )
-        found = [
-            {"edge_job": job_id, "edge_upstream": upstream_id}
-            for job_id, upstream_id in connection.execute(query)
-        ]
-        if found:
-            connection.execute(mark, found)
-        marked += len(found)
-    return marked
+    found = [{"edge_job": edge.job, "edge_upstream": edge.upstream} for edge in edges]
+    if found:
+        connection.execute(backend.built(_mark), found)
+    return len(found)
 
 
-def waiting_in_vain(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[End]:
-    """Return ends for blocked jobs that have an upstream which failed under the rule `cancel`."""
-    jobs, deps = backend.tables.jobs, backend.tables.deps
-    upstream = backend.tables.jobs_as("upstream")
+def is_fulfilled(edge: Edge, states: Mapping[int, State | None]) -> bool:
+    """Tell whether an edge's upstream is done, or has failed and may.
+
+    `states` are those of locked upstreams; None is that of one which does not exist any more.
+    """
+    state = states.get(edge.upstream)
+    return state == State.DONE or (state in FAILURES and edge.on_failure == "run")
+
+
+def waiting_in_vain(
+    jobs: Mapping[int, Row[Any]], edges: Iterable[Edge], states: Mapping[int, State | None]
+) -> list[End]:
+    """Return ends for locked jobs an upstream of which failed under the rule `cancel`.
+
+    `states` as above.
+    """
     ends: dict[int, End] = {}
-    for chunk in chunked(job_ids, 500):
-        query = (
-            select(
-                *(jobs.c[name] for name in ("id", "lease_owner", "lease_token")),
-                deps.c.depends_on_id.label("cause"),
-                upstream.c.state.label("cause_state"),
-            )
-            .join(deps, deps.c.job_id == jobs.c.id)
-            .outerjoin(upstream, upstream.c.id == deps.c.depends_on_id)
-            .where(
-                jobs.c.id.in_(chunk),
-                in_state(jobs, State.BLOCKED),
-                ~deps.c.satisfied,
-                or_(
-                    upstream.c.id.is_(None),
-                    and_(deps.c.on_failure == "cancel", upstream.c.state.in_(FAILURES)),
-                ),
-            )
-            .order_by(jobs.c.id, deps.c.depends_on_id)
-        )
-        for row in connection.execute(query):
-            ends.setdefault(row.id, _cancelled(row))
+    for edge in sorted(edges):
+        if edge.job in jobs and _is_vain(edge, states):
+            row = jobs[edge.job]
+            locked = Locked(row.id, row.lease_owner, row.lease_token)
+            error = f"upstream job {edge.upstream} {_became(states[edge.upstream])}"
+            end = End(locked, State.CANCELLED, error=error, cause=edge.upstream)
+            ends.setdefault(edge.job, end)
     return list(ends.values())
 
 
-def _fulfilled(tables: Tables, upstream: FromClause) -> ColumnElement[bool]:
-    may_fail = and_(upstream.c.state.in_(FAILURES), tables.deps.c.on_failure == "run")
-    return or_(in_state(upstream, State.DONE), may_fail)
+def _edges(rows: Iterable[Row[Any]]) -> list[Edge]:
+    return [Edge(row.job_id, row.depends_on_id, row.on_failure) for row in rows]
 
 
-def _cancelled(row: Any) -> End:
+def _is_vain(edge: Edge, states: Mapping[int, State | None]) -> bool:
+    if edge.upstream not in states:
+        return False
+    state = states[edge.upstream]
+    return state is None or (state in FAILURES and edge.on_failure == "cancel")
+
+
+def _became(state: State | None) -> str:
     verbs = {State.FAILED: "failed", State.CANCELLED: "was cancelled"}
-    verb = verbs.get(row.cause_state, "does not exist any more")
-    locked = Locked(row.id, row.lease_owner, row.lease_token)
-    return End(locked, State.CANCELLED, error=f"upstream job {row.cause} {verb}", cause=row.cause)
+    return "does not exist any more" if state is None else verbs[state]
+
+
+def _of_jobs(backend: Backend) -> Select[Any]:
+    deps = backend.tables.deps
+    return _columns(backend).where(backend.among(deps.c.job_id), ~deps.c.satisfied)
+
+
+def _of_upstreams(backend: Backend) -> Select[Any]:
+    jobs, deps = backend.tables.jobs, backend.tables.deps
+    return (
+        _columns(backend)
+        .join(jobs, jobs.c.id == deps.c.job_id)
+        .where(
+            backend.among(deps.c.depends_on_id),
+            ~deps.c.satisfied,
+            in_state(jobs, State.BLOCKED),  # one that is to be revived waits for it again then
+        )
+        .order_by(deps.c.depends_on_id, deps.c.job_id)
+        .limit(bindparam("most", type_=Integer))
+    )
+
+
+def _columns(backend: Backend) -> Select[Any]:
+    deps = backend.tables.deps
+    return select(deps.c.job_id, deps.c.depends_on_id, deps.c.on_failure)
+
+
+def _existing(backend: Backend) -> Select[Any]:
+    jobs = backend.tables.jobs
+    return select(jobs.c.id).where(backend.among(jobs.c.id))
+
+
+def _mark(backend: Backend) -> Update:
+    deps = backend.tables.deps
+    key = (
+        deps.c.job_id == bindparam("edge_job"),
+        deps.c.depends_on_id == bindparam("edge_upstream"),
+    )
+    return update(deps).where(*key).values(satisfied=True)

@@ -3,89 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, exists, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Integer,
+    Row,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    case,
+    exists,
+    false,
+    func,
+    or_,
+    select,
+    update,
+)
 
-from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.backends.base import Backend, chunked, rows_by_id
 from asyncjobq.models import in_state
 from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State
 from asyncjobq.transition import End, Locked, open_children
 
 
-@dataclass
-class Promoted:
-    """What was let go."""
+def standing(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[Row[Any]]:
+    """Return of these jobs the blocked ones, each with what holds it or says that it is over.
 
-    jobs: set[int] = field(default_factory=set)
-    containers: set[int] = field(default_factory=set)
+    `held`: an edge is not satisfied. `hopeless`: its parent is over or being cancelled. `enclosed`:
+    its parent has not opened. `later`: its time has not come.
+    """
+    return rows_by_id(connection, backend.built(_standing), job_ids)
 
 
-def promote(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> Promoted:
-    """Let blocked jobs go that nothing holds: no unsatisfied edge, and an open parent or none.
+def hopeless(rows: Sequence[Row[Any]]) -> list[End]:
+    """Return ends for blocked children whose parent is over, or is being cancelled."""
+    return [_cancelled_with_parent(row) for row in rows if row.hopeless]
+
+
+def promote(connection: Connection, backend: Backend, rows: Sequence[Row[Any]]) -> None:
+    """Let blocked jobs go.
 
     A container opens: it stays unsettled, so that its children are looked at next.
     """
+    for chunk in chunked([row.id for row in rows], 500):
+        connection.execute(backend.built(_promotion), {"ids": chunk})
+
+
+def _standing(backend: Backend) -> Select[Any]:
     jobs = backend.tables.jobs
-    promoted = Promoted()
-    for chunk in chunked(job_ids, 500):
-        query = select(jobs.c.id, jobs.c.kind).where(*_unheld(backend), jobs.c.id.in_(chunk))
-        free = connection.execute(query).all()
-        if not free:
-            continue
-        is_container = jobs.c.kind == Kind.CONTAINER
-        state = case(
-            (is_container, State.WAITING),
-            (jobs.c.run_after > backend.now(), State.SCHEDULED),
-            else_=State.READY,
-        )
-        settled = and_(jobs.c.settled, ~is_container)
-        values = {"state": state, "settled": settled, "updated_at": backend.now()}
-        ids = [row.id for row in free]
-        connection.execute(update(jobs).where(jobs.c.id.in_(ids)).values(values))
-        containers = {row.id for row in free if row.kind == Kind.CONTAINER}
-        promoted.containers |= containers
-        promoted.jobs |= set(ids) - containers
-    return promoted
-
-
-def _unheld(backend: Backend) -> list[ColumnElement[bool]]:
-    jobs, deps = backend.tables.jobs, backend.tables.deps
     parent = backend.tables.jobs_as("parent")
-    unsatisfied = exists().where(deps.c.job_id == jobs.c.id, ~deps.c.satisfied)
-    # A container opens when its own upstreams are done; a job has children only once it has run.
-    opened = or_(in_state(parent, State.WAITING), parent.c.kind == Kind.JOB)
-    parent_is_open = exists().where(
-        parent.c.id == jobs.c.parent_id,
-        parent.c.state.not_in(sorted(TERMINAL)),
-        ~parent.c.cancel_requested,
-        opened,
+    has_parent = jobs.c.parent_id.is_not(None)
+    return (
+        select(
+            *(jobs.c[name] for name in ("id", "kind", "parent_id", "lease_owner", "lease_token")),
+            _unsatisfied(backend).label("held"),
+            and_(parent.c.id.is_not(None), _over(parent)).label("hopeless"),
+            and_(has_parent, or_(parent.c.id.is_(None), ~_open(parent))).label("enclosed"),
+            func.coalesce(jobs.c.run_after > backend.now(), false()).label("later"),
+        )
+        .outerjoin(parent, parent.c.id == jobs.c.parent_id)
+        .where(backend.among(jobs.c.id), in_state(jobs, State.BLOCKED))
     )
-    return [
-        in_state(jobs, State.BLOCKED),
-        ~unsatisfied.correlate(jobs),
-        or_(jobs.c.parent_id.is_(None), parent_is_open.correlate(jobs)),
-    ]
 
 
-def without_hope(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[End]:
-    """Return ends for blocked children whose parent is over, or is being cancelled."""
+def _promotion(backend: Backend) -> Update:
     jobs = backend.tables.jobs
-    parent = backend.tables.jobs_as("parent")
-    ends: list[End] = []
-    for chunk in chunked(job_ids, 500):
-        query = (
-            select(jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.parent_id)
-            .join(parent, parent.c.id == jobs.c.parent_id)
-            .where(
-                jobs.c.id.in_(chunk),
-                in_state(jobs, State.BLOCKED),
-                or_(parent.c.state.in_(sorted(TERMINAL)), parent.c.cancel_requested),
-            )
-        )
-        ends += [_cancelled_with_parent(row) for row in connection.execute(query)]
-    return ends
+    is_container = jobs.c.kind == Kind.CONTAINER
+    state = case(
+        (is_container, State.WAITING),
+        (jobs.c.run_after > backend.now(), State.SCHEDULED),
+        else_=State.READY,
+    )
+    settled = and_(jobs.c.settled, ~is_container)
+    values = {"state": state, "settled": settled, "updated_at": backend.now()}
+    return update(jobs).where(backend.among(jobs.c.id)).values(values)
+
+
+def _unsatisfied(backend: Backend) -> ColumnElement[bool]:
+    jobs, deps = backend.tables.jobs, backend.tables.deps
+    return exists().where(deps.c.job_id == jobs.c.id, ~deps.c.satisfied).correlate(jobs)
+
+
+def _open(parent: FromClause) -> ColumnElement[bool]:
+    """Return the condition that what is below a parent may go.
+
+    A container opens when its own upstreams are done; a job has children only once it has run.
+    """
+    opened = or_(in_state(parent, State.WAITING), parent.c.kind == Kind.JOB)
+    return and_(opened, ~_over(parent))
+
+
+def _over(parent: FromClause) -> ColumnElement[bool]:
+    return or_(parent.c.state.in_(sorted(TERMINAL)), parent.c.cancel_requested)
 
 
 def children_to_look_at(
@@ -96,24 +109,33 @@ def children_to_look_at(
     Of a parent that is open, the blocked children; of one that is being cancelled, all that have
     not been told yet.
     """
-    jobs = backend.tables.jobs
     if not parents:
         return []
-    opened = [row.id for row in parents if not row.cancel_requested]
-    cancelling = [row.id for row in parents if row.cancel_requested]
+    parameters = {
+        "opened": [row.id for row in parents if not row.cancel_requested],
+        "cancelling": [row.id for row in parents if row.cancel_requested],
+        "most": limit,
+    }
+    found = connection.execute(backend.built(_children_to_look_at), parameters)
+    return [(parent, child) for parent, child in found]
+
+
+def _children_to_look_at(backend: Backend) -> Select[Any]:
+    jobs, parent = backend.tables.jobs, backend.tables.jobs_as("parent")
+    parent_is_open = exists().where(parent.c.id == jobs.c.parent_id, _open(parent)).correlate(jobs)
+    free = (in_state(jobs, State.BLOCKED), ~_unsatisfied(backend), parent_is_open)
     untold = and_(~jobs.c.cancel_requested, jobs.c.state.not_in(sorted(TERMINAL)))
-    query = (
+    return (
         select(jobs.c.parent_id, jobs.c.id)
         .where(
             or_(
-                and_(jobs.c.parent_id.in_(opened), *_unheld(backend)),
-                and_(jobs.c.parent_id.in_(cancelling), untold),
+                and_(backend.among(jobs.c.parent_id, "opened"), *free),
+                and_(backend.among(jobs.c.parent_id, "cancelling"), untold),
             )
         )
         .order_by(jobs.c.parent_id, jobs.c.id)
-        .limit(limit)
+        .limit(bindparam("most", type_=Integer))
     )
-    return [(parent, child) for parent, child in connection.execute(query)]
 
 
 def cancel_children(
@@ -123,59 +145,66 @@ def cancel_children(
 
     Returns ends for those that have not started; the others are asked, and their number returned.
     """
-    jobs = backend.tables.jobs
-    parent = backend.tables.jobs_as("parent")
     ends: list[End] = []
     asked: list[int] = []
-    for chunk in chunked(children, 500):
-        query = (
-            select(
-                *(
-                    jobs.c[name]
-                    for name in ("id", "lease_owner", "lease_token", "parent_id", "state")
-                )
-            )
-            .join(parent, parent.c.id == jobs.c.parent_id)
-            .where(
-                jobs.c.id.in_(chunk),
-                jobs.c.state.not_in(sorted(TERMINAL)),
-                ~jobs.c.cancel_requested,
-                parent.c.cancel_requested,
-            )
-        )
-        for row in connection.execute(query):
-            if row.state in NOT_STARTED:
-                ends.append(_cancelled_with_parent(row))
-            else:
-                asked.append(row.id)
-    values = {"cancel_requested": True, "settled": False, "updated_at": backend.now()}
+    for row in rows_by_id(connection, backend.built(_untold), children):
+        if row.state in NOT_STARTED:
+            ends.append(_cancelled_with_parent(row))
+        else:
+            asked.append(row.id)
     for chunk in chunked(asked, 500):
-        told = update(jobs).where(jobs.c.id.in_(chunk))
-        connection.execute(told.values(values | {"cause": jobs.c.parent_id}))
+        connection.execute(backend.built(_told), {"ids": chunk})
     return ends, len(asked)
+
+
+def _untold(backend: Backend) -> Select[Any]:
+    jobs, parent = backend.tables.jobs, backend.tables.jobs_as("parent")
+    names = ("id", "lease_owner", "lease_token", "parent_id", "state")
+    return (
+        select(*(jobs.c[name] for name in names))
+        .join(parent, parent.c.id == jobs.c.parent_id)
+        .where(
+            backend.among(jobs.c.id),
+            jobs.c.state.not_in(sorted(TERMINAL)),
+            ~jobs.c.cancel_requested,
+            parent.c.cancel_requested,
+        )
+    )
+
+
+def _told(backend: Backend) -> Update:
+    jobs = backend.tables.jobs
+    values = {**_asked(backend), "cause": jobs.c.parent_id}
+    return update(jobs).where(backend.among(jobs.c.id)).values(values)
+
+
+def _asked(backend: Backend) -> dict[str, Any]:
+    return {"cancel_requested": True, "settled": False, "updated_at": backend.now()}
 
 
 def fail_fast(connection: Connection, backend: Backend, parents: Sequence[int]) -> list[int]:
     """Begin to cancel containers that are to fail with their first failed child."""
-    jobs = backend.tables.jobs
-    if not parents:
-        return []
-    found = list(
-        connection.scalars(
-            select(jobs.c.id).where(
-                jobs.c.id.in_(parents),
-                in_state(jobs, State.WAITING),
-                jobs.c.fail_fast,
-                ~jobs.c.cancel_requested,
-                _has_child(backend, State.FAILED),
-                open_children(backend.tables, jobs),
-            )
-        )
-    )
-    if found:
-        values = {"cancel_requested": True, "settled": False, "updated_at": backend.now()}
-        connection.execute(update(jobs).where(jobs.c.id.in_(found)).values(values))
+    found = [row.id for row in rows_by_id(connection, backend.built(_failing_fast), parents)]
+    for chunk in chunked(found, 500):
+        connection.execute(backend.built(_hurried), {"ids": chunk})
     return found
+
+
+def _failing_fast(backend: Backend) -> Select[Any]:
+    jobs = backend.tables.jobs
+    return select(jobs.c.id).where(
+        backend.among(jobs.c.id),
+        in_state(jobs, State.WAITING),
+        jobs.c.fail_fast,
+        ~jobs.c.cancel_requested,
+        _has_child(backend, State.FAILED),
+        open_children(backend.tables, jobs),
+    )
+
+
+def _hurried(backend: Backend) -> Update:
+    jobs = backend.tables.jobs
+    return update(jobs).where(backend.among(jobs.c.id)).values(_asked(backend))
 
 
 def closed(connection: Connection, backend: Backend, parents: Sequence[int]) -> list[End]:
@@ -184,21 +213,21 @@ def closed(connection: Connection, backend: Backend, parents: Sequence[int]) -> 
     A container is done if all in it is done, cancelled if that was asked, else failed. A job takes
     its own result or failure.
     """
+    return [_closed(row) for row in rows_by_id(connection, backend.built(_without_open), parents)]
+
+
+def _without_open(backend: Backend) -> Select[Any]:
     jobs = backend.tables.jobs
-    ends: list[End] = []
-    for chunk in chunked(parents, 500):
-        query = select(
-            *(jobs.c[name] for name in ("id", "lease_owner", "lease_token", "kind", "error")),
-            *(jobs.c[name] for name in ("cause", "cancel_requested", "fail_fast")),
-            _first_child(backend, State.FAILED).label("failed"),
-            _first_child(backend, State.CANCELLED).label("cancelled"),
-        ).where(
-            jobs.c.id.in_(chunk),
-            in_state(jobs, State.WAITING),
-            ~open_children(backend.tables, jobs),
-        )
-        ends += [_closed(row) for row in connection.execute(query)]
-    return ends
+    return select(
+        *(jobs.c[name] for name in ("id", "lease_owner", "lease_token", "kind", "error")),
+        *(jobs.c[name] for name in ("cause", "cancel_requested", "fail_fast")),
+        _first_child(backend, State.FAILED).label("failed"),
+        _first_child(backend, State.CANCELLED).label("cancelled"),
+    ).where(
+        backend.among(jobs.c.id),
+        in_state(jobs, State.WAITING),
+        ~open_children(backend.tables, jobs),
+    )
 
 
 def _has_child(backend: Backend, state: State) -> ColumnElement[bool]:

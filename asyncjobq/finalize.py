@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, select
 
-from asyncjobq.backends.base import Backend
+from asyncjobq.backends.base import Backend, rows_by_id
 from asyncjobq.codec import Encoded
 from asyncjobq.lease import Lease, completed_among, still_ours, store_progress
 from asyncjobq.outcomes import Ending, Outcome
@@ -39,8 +40,8 @@ class Written:
     """What their handlers had ended themselves, and how; the outcome counts for nothing."""
     waiting: frozenset[int] = frozenset()
     """Jobs whose own work is over, but that wait for their children."""
-    unsettled: bool = False
-    """Whether one of them has dependants or a parent, for `settle.py` to tell."""
+    unsettled: frozenset[int] = frozenset()
+    """Those that have dependants or a parent, for `settle.py` to tell."""
 
 
 def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Finished]) -> Written:
@@ -48,12 +49,11 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
 
     Outcomes of leases that were lost change nothing.
     """
-    jobs = backend.tables.jobs
     # The newest attempt of a job counts, should two of one process come together.
     waiting = {item.lease.job_id: item for item in sorted(batch, key=lambda i: i.lease.token)}
     result = Written(lost=[item for item in batch if waiting[item.lease.job_id] is not item])
-    columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
-    rows = backend.lock_rows(connection, list(waiting), columns, jobs.c.in_flight, ending=True)
+    locked = rows_by_id(connection, backend.built(_in_flight), sorted(waiting))
+    rows = backend.free_to_end(connection, locked)
     moves: list[End | Return] = []
     for row in rows:
         item = waiting.pop(row.id)
@@ -75,6 +75,12 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     return result
 
 
+def _in_flight(backend: Backend) -> Select[Any]:
+    jobs = backend.tables.jobs
+    names = ("id", "lease_owner", "lease_token", "cancel_requested", "unique_held")
+    return backend.locking_by_id(select(*(jobs.c[name] for name in names)).where(jobs.c.in_flight))
+
+
 def _part_completed(connection: Connection, backend: Backend, result: Written) -> None:
     """Tell jobs that their own handlers have ended from those whose lease was lost."""
     doubtful = [item.lease for item in result.lost if item.completing]
@@ -82,7 +88,7 @@ def _part_completed(connection: Connection, backend: Backend, result: Written) -
         return
     result.completed = completed_among(connection, backend, doubtful)
     result.lost = [item for item in result.lost if item.lease not in result.completed]
-    result.unsettled |= bool(result.completed)
+    result.unsettled |= {lease.job_id for lease in result.completed}
 
 
 def _move(item: Finished, cancel_requested: bool) -> End | Return:

@@ -76,7 +76,7 @@ class Claimed:
     """What an earlier attempt has stored, as JSON text."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Defaults:
     """What a claim fills in where a job says nothing: by type, and for all other types."""
 
@@ -105,14 +105,22 @@ def claim_once(
 ) -> list[Claimed]:
     """Lease up to the asked number of jobs, for `ttl` seconds, in one atomic transaction."""
     values = claim_values(backend, owner, ttl, defaults)
-    rows = backend.claim(
-        connection, takes, ready.conditions(backend), values, claim_columns(backend)
-    )
+    conditions, columns = backend.built(ready.conditions), claim_columns(backend)
+    rows = backend.claim(connection, takes, conditions, values, columns)
     return [claimed_from(row, owner) for row in rows]
 
 
 def claim_values(backend: Backend, owner: str, ttl: float, defaults: Defaults) -> dict[str, Any]:
     """Return what a claim writes."""
+    return backend.built(_claim_values, owner, ttl, defaults)
+
+
+def claim_columns(backend: Backend) -> list[ColumnElement[Any]]:
+    """Return what a claim reads of each job."""
+    return backend.built(_claim_columns)
+
+
+def _claim_values(backend: Backend, owner: str, ttl: float, defaults: Defaults) -> dict[str, Any]:
     jobs = backend.tables.jobs
     return {
         "state": State.LEASED,
@@ -133,8 +141,7 @@ def claim_values(backend: Backend, owner: str, ttl: float, defaults: Defaults) -
     }
 
 
-def claim_columns(backend: Backend) -> list[ColumnElement[Any]]:
-    """Return what a claim reads of each job."""
+def _claim_columns(backend: Backend) -> list[ColumnElement[Any]]:
     jobs = backend.tables.jobs
     names = ("id", "lease_token", "queue", "type", "limit_key", "group_key", "weight")
     return [

@@ -90,7 +90,7 @@ def _pick(
     jobs = backend.tables.jobs
     picked = _Picked()
     most = int(min(take.count, permits.room(uses)))
-    conditions = ready.conditions(backend)
+    conditions = backend.built(ready.conditions)
     (candidates,) = backend.candidates(connection, [Take(take.lanes, most)], conditions)
     columns: list[Any] = [jobs.c.id, jobs.c.lease_token, jobs.c.cost]
     keyed = any(use.limit.argument for use in uses)
@@ -119,7 +119,7 @@ def _pick(
 def _rekey(connection: Connection, backend: Backend, lane: Lane, rules: LimitRules) -> bool:
     """Give the first jobs of a lane their keys: whoever enqueued them did not know the limits."""
     jobs = backend.tables.jobs
-    conditions = ready.conditions(backend)
+    conditions = backend.built(ready.conditions)
     (ids,) = backend.candidates(connection, [Take((lane,), REKEYED)], conditions)
     columns: list[Any] = [jobs.c.id, backend.text_of(jobs.c.args).label("args")]
     rows = backend.lock_rows(connection, ids[:REKEYED], columns, *conditions)

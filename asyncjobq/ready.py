@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    and_,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
 
 from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, chunked
 from asyncjobq.models import in_state
@@ -117,25 +128,27 @@ def look_once(connection: Connection, backend: Backend, fired: FiredHere | None 
 
     With `fired`, also when the next schedule fires.
     """
-    jobs = backend.tables.jobs
-    expired = exists().where(jobs.c.in_flight, jobs.c.lease_expires < backend.now())
-    unsettled = exists().where(~jobs.c.settled)
-    first = select(jobs.c.run_after).where(in_state(jobs, State.SCHEDULED))
-    row = connection.execute(
-        select(
-            expired.label("expired"),
-            unsettled.label("unsettled"),
-            first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
-            backend.now().label("now"),
-            *_first_fires(backend.tables.schedules, fired),
-        )
-    ).one()
+    row = connection.execute(backend.built(_look, fired)).one()
     fires = [moment for moment in row[4:] if moment is not None]
     return Chores(
         bool(row.expired),
         bool(row.unsettled),
         _seconds_until(row.due, row.now),
         _seconds_until(min(fires, default=None), row.now),
+    )
+
+
+def _look(backend: Backend, fired: FiredHere | None) -> Select[Any]:
+    jobs = backend.tables.jobs
+    expired = exists().where(jobs.c.in_flight, jobs.c.lease_expires < backend.now())
+    unsettled = exists().where(~jobs.c.settled)
+    first = select(jobs.c.run_after).where(in_state(jobs, State.SCHEDULED))
+    return select(
+        expired.label("expired"),
+        unsettled.label("unsettled"),
+        first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
+        backend.now().label("now"),
+        *_first_fires(backend.tables.schedules, fired),
     )
 
 

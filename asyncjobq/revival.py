@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, null, select, update
+from sqlalchemy import (
+    Connection,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    case,
+    null,
+    select,
+    update,
+)
 
 from asyncjobq import unique
-from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.backends.base import Backend, chunked, rows_by_id
 from asyncjobq.errors import UniqueConflictError
 from asyncjobq.models import in_state
 from asyncjobq.states import TERMINAL, Kind, State, UniqueWhile
@@ -18,17 +28,12 @@ def caused_by(
     connection: Connection, backend: Backend, rows: Sequence[Any], limit: int
 ) -> list[tuple[int, int]]:
     """Return up to `limit` pairs (open job, job that its end had cancelled)."""
-    jobs = backend.tables.jobs
     causes = _causes(rows)
     if not causes:
         return []
-    query = (
-        select(jobs.c.cause, jobs.c.id)
-        .where(jobs.c.cause.in_(causes), in_state(jobs, State.CANCELLED))
-        .order_by(jobs.c.cause, jobs.c.id)
-        .limit(limit)
-    )
-    return [(cause, job_id) for cause, job_id in connection.execute(query)]
+    parameters = {"causes": causes, "most": limit}
+    found = connection.execute(backend.built(_caused), parameters)
+    return [(cause, job_id) for cause, job_id in found]
 
 
 def causes_of_coming_ends(
@@ -38,31 +43,22 @@ def causes_of_coming_ends(
 
     It was being cancelled because of them when they were retried, and still has open children.
     """
-    jobs = backend.tables.jobs
     causes = _causes(rows)
-    query = select(jobs.c.cause).where(
-        jobs.c.cause.in_(causes), in_state(jobs, State.WAITING), jobs.c.cancel_requested
-    )
-    return set(connection.scalars(query)) if causes else set()
+    if not causes:
+        return set()
+    return set(connection.scalars(backend.built(_ending_because_of), {"causes": causes}))
 
 
 def ended_above(
     connection: Connection, backend: Backend, job_ids: Sequence[int]
 ) -> dict[int, set[int]]:
     """Return for jobs which of the containers and jobs above them have ended."""
-    jobs, parent = backend.tables.jobs, backend.tables.jobs_as("parent")
     found: dict[int, set[int]] = {}
     level = {job_id: {job_id} for job_id in job_ids}
     while level:
         above: dict[int, set[int]] = {}
-        for chunk in chunked(sorted(level), 500):
-            query = (
-                select(jobs.c.id, jobs.c.parent_id)
-                .join(parent, parent.c.id == jobs.c.parent_id)
-                .where(jobs.c.id.in_(chunk), parent.c.state.in_(sorted(TERMINAL)))
-            )
-            for job_id, parent_id in connection.execute(query):
-                above.setdefault(parent_id, set()).update(level[job_id])
+        for row in rows_by_id(connection, backend.built(_ended_parents), sorted(level)):
+            above.setdefault(row.parent_id, set()).update(level[row.id])
         for parent_id, below in above.items():
             for job_id in below:
                 found.setdefault(job_id, set()).add(parent_id)
@@ -71,25 +67,14 @@ def ended_above(
 
 
 def revive_caused_by(
-    connection: Connection, backend: Backend, rows: Sequence[Any], locked: set[int]
+    connection: Connection, backend: Backend, rows: Sequence[Any], locked: Collection[int]
 ) -> int:
     """Revive the locked jobs that were cancelled because of these, which are open again."""
-    jobs, cause = backend.tables.jobs, backend.tables.jobs_as("cause")
     causes = _causes(rows)
-    revived: list[int] = []
-    for chunk in chunked(sorted(locked) if causes else [], 500):
-        query = (
-            select(jobs.c.id)
-            .join(cause, cause.c.id == jobs.c.cause)
-            .where(
-                jobs.c.id.in_(chunk),
-                jobs.c.cause.in_(causes),
-                in_state(jobs, State.CANCELLED),
-                cause.c.state.not_in(sorted(TERMINAL)),  # still, after what was settled just now
-                ~cause.c.cancel_requested,
-            )
-        )
-        revived += connection.scalars(query)
+    if not causes:
+        return 0
+    query = backend.built(_to_revive)
+    revived = [row.id for row in rows_by_id(connection, query, sorted(locked), causes=causes)]
     kept = refused(connection, backend, revived)
     revived = [job_id for job_id in revived if job_id not in kept]
     reopen(connection, backend, revived)
@@ -137,6 +122,46 @@ def _keys_for(
     ancestors = {one for found in above.values() for one in found} - set(job_ids)
     everything = ancestors | set(job_ids)
     return unique.keys_to_take_back(connection, backend, everything, ancestors), above
+
+
+def _caused(backend: Backend) -> Select[Any]:
+    jobs = backend.tables.jobs
+    return (
+        select(jobs.c.cause, jobs.c.id)
+        .where(backend.among(jobs.c.cause, "causes"), in_state(jobs, State.CANCELLED))
+        .order_by(jobs.c.cause, jobs.c.id)
+        .limit(bindparam("most", type_=Integer))
+    )
+
+
+def _ending_because_of(backend: Backend) -> Select[Any]:
+    jobs = backend.tables.jobs
+    return select(jobs.c.cause).where(
+        backend.among(jobs.c.cause, "causes"),
+        in_state(jobs, State.WAITING),
+        jobs.c.cancel_requested,
+    )
+
+
+def _ended_parents(backend: Backend) -> Select[Any]:
+    jobs, parent = backend.tables.jobs, backend.tables.jobs_as("parent")
+    query = select(jobs.c.id, jobs.c.parent_id).join(parent, parent.c.id == jobs.c.parent_id)
+    return query.where(backend.among(jobs.c.id), parent.c.state.in_(sorted(TERMINAL)))
+
+
+def _to_revive(backend: Backend) -> Select[Any]:
+    jobs, cause = backend.tables.jobs, backend.tables.jobs_as("cause")
+    return (
+        select(jobs.c.id)
+        .join(cause, cause.c.id == jobs.c.cause)
+        .where(
+            backend.among(jobs.c.id),
+            backend.among(jobs.c.cause, "causes"),
+            in_state(jobs, State.CANCELLED),
+            cause.c.state.not_in(sorted(TERMINAL)),  # still, after what was settled just now
+            ~cause.c.cancel_requested,
+        )
+    )
 
 
 def _causes(rows: Sequence[Any]) -> list[int]:

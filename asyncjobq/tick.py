@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Final
 
 from sqlalchemy import Connection
 
@@ -19,15 +18,14 @@ from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
 from asyncjobq.limited import LimitedClaim, claim_limited_once
 from asyncjobq.limiter import Limiter
 from asyncjobq.options import UNSET
+from asyncjobq.outbox import Outbox
 from asyncjobq.permits import make_rows
 from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
 from asyncjobq.settings import Settings
-from asyncjobq.settle import Sweep, settle_once
+from asyncjobq.settle import Settled, Sweep
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.transition import End
-
-SETTLE_CALLS: Final = 5
 
 logger = logging.getLogger("asyncjobq.worker")
 
@@ -42,6 +40,7 @@ class Tick:
         settings: Settings,
         share: FairShare,
         slots: Slots,
+        outbox: Outbox,
         limiter: Limiter,
     ) -> None:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
@@ -55,6 +54,7 @@ class Tick:
         self._settings = settings
         self._share = share
         self._slots = slots
+        self._outbox = outbox
         self._limiter = limiter
         self._again = False
         self._lanes = LaneCursor(tuple(settings.queues), handlers.types)
@@ -71,7 +71,7 @@ class Tick:
             lanes = await self._database.read(self._scan)
             claimed = await self._claim_from(lanes)
             started += claimed
-            if claimed or self._lanes.cut or self._again:
+            if self._lanes.cut or self._again:
                 continue
             if not in_the_middle:
                 break
@@ -102,7 +102,8 @@ class Tick:
         plain, limited = self._limiter.parted(takes)
         claim = await self._database.run(lambda c: self._claim_in(c, plain, limited))
         self._limiter.note(claim)
-        self._again |= claim.rekeyed
+        # A limit that cut a group's claim short says nothing of the group's other lanes.
+        self._again |= claim.rekeyed or bool(limited and claim.claimed)
         if claim.missing:
             backend, missing = self._database.backend, claim.missing
             await self._database.run(lambda c: make_rows(c, backend, missing))
@@ -143,7 +144,7 @@ class Tick:
         if chores.expired:
             moved |= await self.reclaim_once()
         if chores.unsettled:
-            moved |= await self.settle(self._sweep)
+            moved |= await self._outbox.sweep(self._sweep)
             moved |= not self._sweep.over
             self._sweep = Sweep() if self._sweep.over else self._sweep
         pause = self._settings.poll_interval
@@ -170,20 +171,11 @@ class Tick:
         self._note_ends([item for item in taken if isinstance(item, End)])
         return bool(taken)
 
-    async def settle(self, sweep: Sweep) -> bool:
-        """Settle some rows, and say in `sweep` where to go on; tell whether jobs became ready.
-
-        Bounded, so that a flood of unsettled rows does not keep the worker from claiming.
-        """
-        backend, promoted = self._database.backend, False
-        for _ in range(SETTLE_CALLS):
-            settled = await self._database.run(lambda c: settle_once(c, backend, sweep.after))
-            self._note_ends(settled.ended)
-            promoted |= settled.promoted > 0
-            sweep.note(settled)
-            if sweep.over:
-                break
-        return promoted
+    def note_settled(self, settled: Settled) -> None:
+        """Take note of what a settling in this process has ended and let go."""
+        self._note_ends(settled.ended)
+        if settled.scheduled:
+            self.expect_due(0.0)
 
     def _note_ends(self, ends: Sequence[End]) -> None:
         for end in ends:

@@ -8,7 +8,7 @@ is sure to see every edge that was committed while the job ran.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
+    Select,
+    Update,
     and_,
     bindparam,
     case,
@@ -28,7 +30,7 @@ from sqlalchemy import (
     update,
 )
 
-from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.backends.base import Backend, rows_by_id
 from asyncjobq.codec import Encoded
 from asyncjobq.models import Tables
 from asyncjobq.states import OPEN, State
@@ -86,8 +88,8 @@ class Ended:
 
     waiting: frozenset[int] = frozenset()
     """Those whose own work is over, but that have children still open."""
-    unsettled: bool = False
-    """Whether any of them has neighbours to be told, by `settle.py`."""
+    unsettled: frozenset[int] = frozenset()
+    """Those that have neighbours to be told, by `settle.py`."""
 
 
 def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> Ended:
@@ -102,16 +104,15 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     neighboured, parents = found.neighboured, found.parents
     over = [end for end in ends if end.row.id not in parents]
     waiting = [end for end in ends if end.row.id in parents]
-    guarded = update(backend.tables.jobs).where(fence(backend.tables))
     if over:
         values = [_end_values(end, neighboured) for end in over]
-        connection.execute(guarded.values(_end(backend)), values)
+        connection.execute(backend.built(_guarded, _end), values)
         backend.notify_ended(connection)
     if held := found.held - parents:
         backend.forget_keys(connection, sorted(held))
     if waiting:
-        connection.execute(guarded.values(_wait(backend)), [_wait_values(end) for end in waiting])
-    return Ended(frozenset(parents), bool(neighboured or parents))
+        connection.execute(backend.built(_guarded, _wait), [_wait_values(end) for end in waiting])
+    return Ended(frozenset(parents), frozenset(neighboured | parents))
 
 
 def end_unsettled(
@@ -123,31 +124,36 @@ def end_unsettled(
     """
     if not ends:
         return
-    guarded = update(backend.tables.jobs).where(fence(backend.tables))
     if waits:
-        connection.execute(guarded.values(_wait(backend)), [_wait_values(end) for end in ends])
+        connection.execute(backend.built(_guarded, _wait), [_wait_values(end) for end in ends])
     else:
         ids = {end.row.id for end in ends}
-        connection.execute(guarded.values(_end(backend)), [_end_values(end, ids) for end in ends])
+        connection.execute(backend.built(_guarded, _end), [_end_values(end, ids) for end in ends])
         backend.forget_keys(connection, sorted(ids))
         backend.notify_ended(connection)
 
 
 def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Return]) -> None:
     """Put locked jobs back into the line."""
-    if not returns:
-        return
+    if returns:
+        values = [_return_values(item) for item in returns]
+        connection.execute(backend.built(_guarded, _return), values)
+
+
+def _guarded(backend: Backend, values: Callable[[Backend], dict[str, Any]]) -> Update:
+    return update(backend.tables.jobs).where(fence(backend.tables)).values(values(backend))
+
+
+def _return(backend: Backend) -> dict[str, Any]:
     jobs = backend.tables.jobs
     delay = bindparam("new_delay", type_=jobs.c.weight.type)
-    values = {
+    return {
         "state": bindparam("new_state"),
         "error": bindparam("new_error"),
         "attempt": jobs.c.attempt - bindparam("attempt_back", type_=jobs.c.attempt.type),
         "run_after": case((delay > 0, backend.now(delay)), else_=jobs.c.run_after),
         **_unleased(backend),
     }
-    statement = update(jobs).where(fence(backend.tables)).values(values)
-    connection.execute(statement, [_return_values(item) for item in returns])
 
 
 @dataclass
@@ -164,24 +170,26 @@ class _Neighbours:
 
 def _neighbours(connection: Connection, backend: Backend, ids: list[int]) -> _Neighbours:
     """Look around jobs that are to end. Reads after the lock, see above."""
+    found = _Neighbours()
+    for row in rows_by_id(connection, backend.built(_neighboured), ids):
+        if row.waits:
+            found.parents.add(row.id)
+        elif row.told:
+            found.neighboured.add(row.id)
+        if row.holds:
+            found.held.add(row.id)
+    return found
+
+
+def _neighboured(backend: Backend) -> Select[Any]:
     jobs, deps = backend.tables.jobs, backend.tables.deps
     has_dependants = exists().where(deps.c.depends_on_id == jobs.c.id).correlate(jobs)
     has_children = open_children(backend.tables, jobs)
     is_told = or_(jobs.c.parent_id.is_not(None), has_dependants)
     holds = jobs.c.unique_held.is_not(None)
-    found = _Neighbours()
-    for chunk in chunked(ids, 500):
-        query = select(
-            jobs.c.id, has_children.label("waits"), is_told.label("told"), holds.label("holds")
-        ).where(jobs.c.id.in_(chunk), or_(is_told, has_children, holds))
-        for row in connection.execute(query):
-            if row.waits:
-                found.parents.add(row.id)
-            elif row.told:
-                found.neighboured.add(row.id)
-            if row.holds:
-                found.held.add(row.id)
-    return found
+    return select(
+        jobs.c.id, has_children.label("waits"), is_told.label("told"), holds.label("holds")
+    ).where(backend.among(jobs.c.id), or_(is_told, has_children, holds))
 
 
 def open_children(tables: Tables, jobs: FromClause) -> ColumnElement[bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from asyncjobq.backends.base import Database
@@ -18,8 +18,9 @@ from asyncjobq.handlers import Handlers
 from asyncjobq.heartbeat import Heartbeat
 from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limiter import Limiter
+from asyncjobq.outbox import Outbox
 from asyncjobq.settings import Settings
-from asyncjobq.settle import Sweep
+from asyncjobq.settle import Settled, Sweep
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.tick import Tick
@@ -54,15 +55,20 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
         self._heartbeat = Heartbeat(database, settings.lease_ttl)
-        self._writer = OutcomeWriter(database)
+        self._outbox = Outbox(database)
+        self._writer = OutcomeWriter(database, self._outbox)
         share = FairShare()
         self._slots = Slots(settings, share, self._heartbeat, self._writer, services)
         self._slots.on_free = self._wake.ring_here
         self._limiter = Limiter(rules, settings.poll_interval, self._wake.ring_here)
         self._slots.on_slot_free = self._limiter.ended
-        self._tick = Tick(database, handlers, settings, share, self._slots, self._limiter)
+        self._tick = Tick(
+            database, handlers, settings, share, self._slots, self._outbox, self._limiter
+        )
         self._slots.on_end = self._tick.on_end = self._note_end
         self._slots.on_return = self._tick.expect_due
+        self._outbox.on_settled = self._note_settled
+        self._held_pauses = self._new_held_pauses()
         self._declared = asyncio.Event()
         self._ends_when_idle = False
         self._waits_for_scheduled = False
@@ -173,14 +179,25 @@ class Worker:
         self._declared.set()
 
     async def _settle(self) -> None:
-        """Tell the neighbours of jobs that ended here, without waiting for the next chores."""
-        await self._writer.unsettled.wait()
-        self._writer.unsettled.clear()
+        """Settle what was left, without waiting for the next chores; what is held, again soon."""
+        await self._outbox.left.wait()
+        self._outbox.left.clear()
         sweep = Sweep()
         while not sweep.over:
-            if await self._tick.settle(sweep):
-                self._tick.expect_due(0.0)
-                self._wake.ring_here()
+            await self._outbox.sweep(sweep)
+        if sweep.held:
+            await wait_for_event(self._outbox.left, next(self._held_pauses))
+            self._outbox.left.set()
+        else:
+            self._held_pauses = self._new_held_pauses()
+
+    def _new_held_pauses(self) -> Iterator[float]:
+        return outage_delays(base=0.02, cap=self.settings.poll_interval)
+
+    def _note_settled(self, settled: Settled) -> None:
+        self._tick.note_settled(settled)
+        if settled.promoted or settled.ended:
+            self._wake.ring_here()
 
     def _note_end(self, job_id: int, state: State) -> None:
         self.ended[state] += 1

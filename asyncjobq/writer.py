@@ -10,6 +10,7 @@ from typing import Final
 
 from asyncjobq.backends.base import Database
 from asyncjobq.finalize import Finished, Written, failed_instead, finalize_once
+from asyncjobq.outbox import Outbox
 from asyncjobq.states import State
 from asyncjobq.transactions import Fault, reason_of
 
@@ -25,12 +26,11 @@ PASSING: Final = {Fault.CONFLICT, Fault.UNAVAILABLE}
 class OutcomeWriter:
     """Takes outcomes from job tasks and tells each when it is committed."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, outbox: Outbox) -> None:
         self._database = database
+        self._outbox = outbox
         self._queue: deque[tuple[Finished, asyncio.Future[State | None]]] = deque()
         self._filled = asyncio.Event()
-        self.unsettled = asyncio.Event()
-        """Set when a job ended that has neighbours to be told."""
 
     async def write(self, item: Finished) -> State | None:
         """Wait until the outcome is committed; returns the new state, None if the lease is lost."""
@@ -53,7 +53,10 @@ class OutcomeWriter:
             raise
         if not self._queue:
             self._filled.clear()
-        self._tell(batch, written)
+        try:  # before their slots are free, so that the next look finds what they have let go
+            await self._outbox.settle_now(written.unsettled)
+        finally:
+            self._tell(batch, written)
         if written.held:
             await asyncio.sleep(HELD_PAUSE)
 
@@ -80,8 +83,6 @@ class OutcomeWriter:
                 state = State.WAITING if waits else item.outcome.state
                 state = written.completed.get(item.lease, state)
                 future.set_result(None if item.lease in lost else state)
-        if written.unsettled:
-            self.unsettled.set()
 
     async def _written(self, items: Sequence[Finished]) -> Written:
         try:

@@ -7,7 +7,7 @@ begin or commit. `Database` is the other half: the library's own connections and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +21,8 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    Update,
+    bindparam,
     insert,
     select,
     type_coerce,
@@ -99,6 +101,19 @@ class Backend(KeysBackend):
         super().__init__(tables)
         self.clock_offset = 0.0
         """Seconds added to the database's clock; tests move time with it."""
+        self._built: dict[Hashable, Any] = {}
+
+    def built(self, make: Callable[..., T], *of: Hashable) -> T:
+        """Return what `make(self, *of)` returned when it was asked first.
+
+        For statements: to build one takes longer than to run it. What changes from call to call is
+        a bound parameter.
+        """
+        key = (make, self.clock_offset, of)
+        if key not in self._built:
+            self._built[key] = make(self, *of)
+        made: T = self._built[key]
+        return made
 
     def now(self, plus: float | ColumnElement[float] = 0.0) -> ColumnElement[datetime]:
         """Return the database's clock plus some seconds, as an expression in UTC."""
@@ -131,12 +146,19 @@ class Backend(KeysBackend):
 
         With `ending`, also rows whose unique key could not be given up now.
         """
+        names = [*columns, self.tables.jobs.c.unique_held] if ending else columns
+        query = self.locking_by_id(select(*names).where(*conditions))
+        rows = rows_by_id(connection, query, sorted(ids))
+        return self.free_to_end(connection, rows) if ending else rows
+
+    def locking_by_id(self, query: Select[Any]) -> Select[Any]:
+        """Return a query of jobs so that it locks those of the parameter `ids`, in id order."""
         jobs = self.tables.jobs
-        rows: list[Row[Any]] = []
-        for chunk in chunked(sorted(ids), 500):
-            query = select(*columns).where(jobs.c.id.in_(chunk), *conditions).order_by(jobs.c.id)
-            rows.extend(connection.execute(self.locking(query)))
-        return rows
+        return self.locking(query.where(self.among(jobs.c.id)).order_by(jobs.c.id))
+
+    def among(self, column: ColumnElement[Any], name: str = "ids") -> ColumnElement[bool]:
+        """Return the condition that a column has one of the values of a parameter."""
+        return column.in_(bindparam(name, expanding=True))
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
         """Read parents of new jobs; containers stay as they are until this transaction ends.
@@ -184,7 +206,8 @@ class Backend(KeysBackend):
     ) -> list[Row[Any]]:
         """Claim jobs: take the first of each group that nobody holds, write `values`.
 
-        Returns `columns` of the claimed rows as they are after the write.
+        Returns `columns` of the claimed rows as they are after the write. What is given has to be
+        what `built` keeps, for so is the statement that is made of it.
         """
 
     @abstractmethod
@@ -204,9 +227,9 @@ class Backend(KeysBackend):
         columns: Sequence[ColumnElement[Any]],
     ) -> list[Row[Any]]:
         """Write `values` to jobs whose rows are locked; returns `columns` as they are after it."""
-        jobs = self.tables.jobs
-        connection.execute(update(jobs).where(jobs.c.id.in_(ids)).values(values))
-        return list(connection.execute(select(*columns).where(jobs.c.id.in_(ids))))
+        written = self.built(_writing, tuple(values.items()))
+        connection.execute(written, {"ids": list(ids)})
+        return list(connection.execute(self.built(_reading, tuple(columns)), {"ids": list(ids)}))
 
     @abstractmethod
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -304,6 +327,25 @@ class Database(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Close the connections that were opened on the running loop."""
+
+
+def _writing(backend: Backend, values: Sequence[tuple[str, Any]]) -> Update:
+    jobs = backend.tables.jobs
+    return update(jobs).where(backend.among(jobs.c.id)).values(dict(values))
+
+
+def _reading(backend: Backend, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+    return select(*columns).where(backend.among(backend.tables.jobs.c.id))
+
+
+def rows_by_id(
+    connection: Connection, query: Select[Any], ids: Sequence[int], **parameters: Any
+) -> list[Row[Any]]:
+    """Return the rows of a query for the values of its parameter `ids`, however many they are."""
+    rows: list[Row[Any]] = []
+    for chunk in chunked(ids, 500):
+        rows.extend(connection.execute(query, {"ids": chunk, **parameters}))
+    return rows
 
 
 def chunked(items: Sequence[T], size: int) -> Iterator[list[T]]:

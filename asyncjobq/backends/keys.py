@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 from zlib import crc32
 
-from sqlalchemy import ColumnElement, Connection, Select, select, text
+from sqlalchemy import ColumnElement, Connection, Row, Select, select, text
 from sqlalchemy.exc import DBAPIError
 
 from asyncjobq.errors import SchemaError
@@ -46,6 +46,10 @@ class KeysBackend(ABC):
 
     def forget_keys(self, connection: Connection, job_ids: Sequence[int]) -> None:  # noqa: B027
         """Forget the keys of those of these jobs that hold them no more."""
+
+    def free_to_end(self, _connection: Connection, rows: Sequence[Row[Any]]) -> list[Row[Any]]:
+        """Return of these locked rows those whose `unique_held` can be given up now."""
+        return list(rows)
 
     def lock_keys(
         self, connection: Connection, keys: Sequence[str], *, wait: bool = True

@@ -9,17 +9,19 @@ from typing import Any, Final
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Executable,
     FromClause,
+    Integer,
     Row,
     Select,
     Table,
+    bindparam,
     func,
-    literal,
     select,
     union_all,
 )
 
-from asyncjobq.backends.base import Lane, LanePage, LaneScan, Take, chunked
+from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, Take, chunked
 from asyncjobq.models import LANE, Tables
 
 BATCH_ROWS: Final = 1000
@@ -79,7 +81,7 @@ def starts_as_json(scan: LaneScan) -> dict[str, Any]:
 
 def first_candidates(
     connection: Connection,
-    tables: Tables,
+    backend: Backend,
     takes: Sequence[Take],
     conditions: Sequence[ColumnElement[bool]],
     *,
@@ -93,11 +95,12 @@ def first_candidates(
     found: list[list[tuple[int, int]]] = [[] for _ in takes]
     looks = [(number, lane, take.count) for number, take in enumerate(takes) for lane in take.lanes]
     for chunk in chunked(looks, 16):
-        heads = [
-            select(_head(tables, number, lane, count * (1 + spare), conditions, hint).subquery())
-            for number, lane, count in chunk
-        ]
-        for row in connection.execute(heads[0] if len(heads) == 1 else union_all(*heads)):
+        parameters: dict[str, Any] = {}
+        for place, (number, lane, count) in enumerate(chunk):
+            parameters |= {f"{name}_{place}": getattr(lane, name) for name in LANE}
+            parameters |= {f"take_{place}": number, f"count_{place}": count * (1 + spare)}
+        query = backend.built(_heads, len(chunk), tuple(conditions), hint)
+        for row in connection.execute(query, parameters):
             found[row.take].append((row.priority, row.id))
     return [
         [job_id for _, job_id in sorted(rows)[: take.count * (1 + spare)]]
@@ -105,18 +108,24 @@ def first_candidates(
     ]
 
 
+def _heads(
+    backend: Backend, count: int, conditions: Sequence[ColumnElement[bool]], hint: str
+) -> Executable:
+    heads = [
+        select(_head(backend.tables, place, conditions, hint).subquery()) for place in range(count)
+    ]
+    return heads[0] if count == 1 else union_all(*heads)
+
+
 def _head(
-    tables: Tables,
-    number: int,
-    lane: Lane,
-    count: int,
-    conditions: Sequence[ColumnElement[bool]],
-    hint: str,
-) -> Any:
+    tables: Tables, place: int, conditions: Sequence[ColumnElement[bool]], hint: str
+) -> Select[Any]:
     jobs = tables.jobs
-    same_lane = (jobs.c[name] == getattr(lane, name) for name in LANE)
-    query = select(literal(number).label("take"), jobs.c.id, jobs.c.priority)
-    query = query.where(*same_lane, *conditions).order_by(jobs.c.priority, jobs.c.id).limit(count)
+    same_lane = (jobs.c[name] == bindparam(f"{name}_{place}") for name in LANE)
+    take = bindparam(f"take_{place}", type_=Integer).label("take")
+    query = select(take, jobs.c.id, jobs.c.priority).where(*same_lane, *conditions)
+    query = query.order_by(jobs.c.priority, jobs.c.id)
+    query = query.limit(bindparam(f"count_{place}", type_=Integer))
     return query.with_hint(jobs, hint, "mysql").with_hint(jobs, hint, "mariadb") if hint else query
 
 

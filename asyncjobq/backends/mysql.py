@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.mysql import insert as insert_or
 
 from asyncjobq.backends import lanes
-from asyncjobq.backends.base import LanePage, LaneScan, Take, chunked
+from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, chunked, rows_by_id
 from asyncjobq.backends.mysql_keys import MySQLKeys
 from asyncjobq.errors import SchemaError, UnsupportedDatabaseError
 from asyncjobq.models import LANE, in_state
@@ -118,9 +118,7 @@ class MySQLBackend(MySQLKeys):
         conditions: Sequence[ColumnElement[bool]],
     ) -> list[list[int]]:
         hint = f"FORCE INDEX ({self._ready_index})"
-        return lanes.first_candidates(
-            connection, self.tables, takes, conditions, spare=3, hint=hint
-        )
+        return lanes.first_candidates(connection, self, takes, conditions, spare=3, hint=hint)
 
     def _lock_first(
         self,
@@ -130,11 +128,11 @@ class MySQLBackend(MySQLKeys):
         conditions: Sequence[ColumnElement[bool]],
     ) -> list[int]:
         """Lock candidates by primary key, chunk by chunk, until enough are ours."""
-        jobs = self.tables.jobs
+        query = self.built(_candidates, tuple(conditions))
         locked: list[int] = []
         for chunk in chunked(candidates, count):
-            wanted = chunk[: count - len(locked)]
-            rows = self.lock_rows(connection, wanted, [jobs.c.id], *conditions, ending=True)
+            wanted = sorted(chunk[: count - len(locked)])
+            rows = self.free_to_end(connection, rows_by_id(connection, query, wanted))
             locked += [row.id for row in rows]
             if len(locked) >= count:
                 break
@@ -205,6 +203,11 @@ class MySQLBackend(MySQLKeys):
             yield
         finally:
             connection.execute(select(func.release_lock(lock)))
+
+
+def _candidates(backend: Backend, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
+    jobs = backend.tables.jobs
+    return backend.locking_by_id(select(jobs.c.id, jobs.c.unique_held).where(*conditions))
 
 
 def _ids_of(connection: Connection, count: int) -> range:

@@ -23,18 +23,7 @@ class MySQLKeys(Backend):
     Workers lock a key before they give it up, and leave alone a job whose key a caller relies on.
     """
 
-    def lock_rows(
-        self,
-        connection: Connection,
-        ids: Sequence[int],
-        columns: Sequence[ColumnElement[Any]],
-        *conditions: ColumnElement[bool],
-        ending: bool = False,
-    ) -> list[Row[Any]]:
-        if not ending:
-            return super().lock_rows(connection, ids, columns, *conditions)
-        held = self.tables.jobs.c.unique_held
-        rows = super().lock_rows(connection, ids, [*columns, held], *conditions)
+    def free_to_end(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[Row[Any]]:
         keys = {row.unique_held for row in rows} - {None}
         relied_on = self._relied_on(connection, keys) if keys else keys
         return [row for row in rows if row.unique_held not in relied_on]

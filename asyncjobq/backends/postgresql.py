@@ -32,6 +32,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from asyncjobq.backends import lanes
 from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take
@@ -64,6 +65,10 @@ class PostgreSQLBackend(Backend):
         of = self.tables.jobs if table is None else table
         return query.with_for_update(key_share=True, skip_locked=True, of=of)
 
+    def among(self, column: ColumnElement[Any], name: str = "ids") -> ColumnElement[bool]:
+        # One text, and so one prepared statement, however many values there are.
+        return column == any_(bindparam(name, type_=ARRAY(column.type)))
+
     def refuse_snapshot(self, connection: Connection, what: str) -> None:
         level = connection.get_isolation_level()
         if level in ("REPEATABLE READ", "SERIALIZABLE"):
@@ -88,11 +93,8 @@ class PostgreSQLBackend(Backend):
     ) -> list[Row[Any]]:
         if not takes:
             return []
-        jobs = self.tables.jobs
-        # As an array, so that the planner goes by primary key whatever it expects of the lanes.
-        first = func.array(_first_of_each(jobs, conditions).scalar_subquery())
-        statement = update(jobs).where(jobs.c.id == any_(first)).values(values)
-        return list(connection.execute(statement.returning(*columns), _arrays(takes)))
+        kept = (tuple(conditions), tuple(values.items()), tuple(columns))
+        return list(connection.execute(self.built(_claim, *kept), _arrays(takes)))
 
     def candidates(
         self,
@@ -100,7 +102,7 @@ class PostgreSQLBackend(Backend):
         takes: Sequence[Take],
         conditions: Sequence[ColumnElement[bool]],
     ) -> list[list[int]]:
-        return lanes.first_candidates(connection, self.tables, takes, conditions, spare=3)
+        return lanes.first_candidates(connection, self, takes, conditions, spare=3)
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         jobs = self.tables.jobs
@@ -237,6 +239,18 @@ def _lanes(tables: Tables) -> Select[Any]:
     lane = step(start, operator.ge).cte("lane", recursive=True)
     lane = lane.union_all(step(lane, operator.gt))
     return lanes.weighted(select(lane).limit(bindparam("bound", type_=Integer)), tables.groups)
+
+
+def _claim(
+    backend: Backend,
+    conditions: Sequence[ColumnElement[bool]],
+    values: Sequence[tuple[str, Any]],
+    columns: Sequence[ColumnElement[Any]],
+) -> ReturningUpdate[Any]:
+    jobs = backend.tables.jobs
+    # As an array, so that the planner goes by primary key whatever it expects of the lanes.
+    first = func.array(_first_of_each(jobs, conditions).scalar_subquery())
+    return update(jobs).where(jobs.c.id == any_(first)).values(dict(values)).returning(*columns)
 
 
 def _first_of_each(jobs: Table, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:

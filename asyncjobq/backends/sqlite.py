@@ -24,6 +24,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.sqlite import insert as insert_or
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from asyncjobq.backends import lanes
 from asyncjobq.backends.base import (
@@ -115,11 +116,12 @@ class SQLiteBackend(Backend):
         values: Mapping[str, Any],
         columns: Sequence[ColumnElement[Any]],
     ) -> list[Row[Any]]:
-        jobs = self.tables.jobs
         ids = self.candidates(connection, takes, conditions)
         claimed = [job_id for group in ids for job_id in group]
-        statement = update(jobs).where(jobs.c.id.in_(claimed), *conditions).values(values)
-        return list(connection.execute(statement.returning(*columns))) if claimed else []
+        if not claimed:
+            return []
+        kept = (tuple(conditions), tuple(values.items()), tuple(columns))
+        return list(connection.execute(self.built(_claim, *kept), {"ids": claimed}))
 
     def candidates(
         self,
@@ -127,7 +129,7 @@ class SQLiteBackend(Backend):
         takes: Sequence[Take],
         conditions: Sequence[ColumnElement[bool]],
     ) -> list[list[int]]:
-        return lanes.first_candidates(connection, self.tables, takes, conditions, spare=0)
+        return lanes.first_candidates(connection, self, takes, conditions, spare=0)
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         connection.execute(insert(self.tables.jobs), list(rows))
@@ -154,6 +156,17 @@ class SQLiteBackend(Backend):
             raise UnsupportedDatabaseError(
                 f"SQLite {sqlite3.sqlite_version} is too old; 3.35 or newer is needed."
             )
+
+
+def _claim(
+    backend: Backend,
+    conditions: Sequence[ColumnElement[bool]],
+    values: Sequence[tuple[str, Any]],
+    columns: Sequence[ColumnElement[Any]],
+) -> ReturningUpdate[Any]:
+    jobs = backend.tables.jobs
+    claim = update(jobs).where(backend.among(jobs.c.id), *conditions).values(dict(values))
+    return claim.returning(*columns)
 
 
 @lru_cache

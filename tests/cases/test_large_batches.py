@@ -6,13 +6,16 @@ without an error about parameters; the same for what later reads and settles the
 
 from __future__ import annotations
 
+from functools import partial
+
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from asyncjobq import Job, JobDepRow, JobRow, JobSpec
-from cases.workers import FULL, Case
+from asyncjobq import Cancelled, Job, JobDepRow, JobRow, JobSpec, after
+from cases.workers import FULL, Case, wait_until
 
 JOBS = 40_000 if FULL else 20_000
+CHILDREN = 20_000 if FULL else 4_000
 
 
 async def test_many_jobs_at_once_and_one_after_all_of_them(case: Case) -> None:
@@ -46,3 +49,26 @@ async def end_all(upstreams: list[Job[int]], case: Case) -> None:
         update(JobRow).where(upstream).values(state="done"),
         update(JobRow).where(upstream, JobRow.id >= last).values(settled=False),
     )
+
+
+async def test_cancelling_a_container_with_many_children(case: Case) -> None:
+    """They end without help, with their cause, and nothing is left to settle."""
+    async with case.scheduler.workflow("large") as workflow:
+        for number in range(CHILDREN):
+            workflow.add(JobSpec[int]("work", {"label": str(number)}), run_after=3600)
+    behind = await case.add("behind", depends_on=[after(workflow, on_failure="run")])
+    worker = case.start_worker(lease_ttl=10.0)
+    await case.up(worker)
+    assert await case.scheduler.cancel(workflow) is Cancelled.REQUESTED
+    assert await case.scheduler.wait(behind, timeout=60.0) == 1
+    assert await case.states() == {"cancelled": CHILDREN + 1, "done": 1}
+    causes = select(JobRow.cause, func.count()).where(JobRow.parent_id == workflow.id)
+    rows = await case.rows(causes.group_by(JobRow.cause))
+    assert [tuple(row) for row in rows] == [(workflow.id, CHILDREN)]
+    await wait_until(partial(nothing_is_unsettled, case), 60.0, "the children are settled too")
+    assert case.log.starts() == case.log.starts("behind")
+    await case.check_alive(worker)
+
+
+async def nothing_is_unsettled(case: Case) -> bool:
+    return not await case.rows(select(JobRow.id).where(~JobRow.settled).limit(1))

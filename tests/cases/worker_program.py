@@ -39,7 +39,7 @@ class Settings:
     """Seconds by which the database's clock is put forward for this worker."""
     blocking: bool = False
     """Whether `block` blocks the event loop, and is not the same as `work`."""
-    types: list[str] = field(default_factory=lambda: ["work", "block", "crash", "look_up"])
+    types: list[str] = field(default_factory=lambda: ["work", "block", "crash", "look_up", "grow"])
     cron: str | None = None
     """When `work` is run over and over, by a schedule that is declared here."""
     connect_args: dict[str, Any] | None = None
@@ -79,7 +79,14 @@ def handlers_of(settings: Settings, log: Log) -> Handlers:
         log.write(label, ctx.attempt, "end", f"amount={amount}")
         return amount
 
-    special: dict[str, Callable[..., Any]] = {"crash": crash, "look_up": look_up}
+    async def grow(ctx: JobContext, label: str, children: int) -> int:
+        log.write(label, ctx.attempt, "start")
+        for number in range(children):
+            await ctx.add_child("work", {"label": f"{label}.{number}"}, key=str(number))
+        log.write(label, ctx.attempt, "end")
+        return ctx.attempt
+
+    special: dict[str, Callable[..., Any]] = {"crash": crash, "look_up": look_up, "grow": grow}
     if settings.blocking:
         special["block"] = block
     for name in settings.types:

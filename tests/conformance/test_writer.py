@@ -13,10 +13,11 @@ from sqlalchemy import text
 from asyncjobq import DatabaseUnavailableError, State
 from asyncjobq.codec import encode
 from asyncjobq.finalize import Finished
+from asyncjobq.outbox import Outbox
 from asyncjobq.outcomes import Ending, Outcome
 from asyncjobq.writer import BATCH_ROWS, OutcomeWriter
 from conformance.kit import Jobs
-from conformance.steps import TTL, enqueuing, failed, holding, ids_of, spec, succeeded
+from conformance.steps import TTL, failed, holding, succeeded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,9 +42,13 @@ async def refusing(jobs: Jobs, error: str) -> AsyncIterator[None]:
         await jobs.do(lambda c, _: c.execute(text(undo)))
 
 
+def writer_of(jobs: Jobs) -> OutcomeWriter:
+    return OutcomeWriter(jobs.database, Outbox(jobs.database))
+
+
 async def written_together(jobs: Jobs, *items: Finished) -> list[bool]:
     """Have a writer write these at once; return what each was told."""
-    writer = OutcomeWriter(jobs.database)
+    writer = writer_of(jobs)
 
     async def write() -> None:
         while True:
@@ -93,7 +98,7 @@ class TestWriter:
     ) -> None:
         await jobs.enqueue_many(10)
         claimed = await jobs.claim(10)
-        writer = OutcomeWriter(jobs.database)
+        writer = writer_of(jobs)
         batches: list[int] = []
         under_way, go_on = asyncio.Event(), asyncio.Event()
         run_items = writer._run
@@ -140,7 +145,7 @@ class TestWriter:
         self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first, second = await jobs.leased(), await jobs.leased()
-        writer = OutcomeWriter(jobs.database)
+        writer = writer_of(jobs)
         told = [
             asyncio.ensure_future(writer.write(Finished(job.lease, succeeded(1))))
             for job in (first, second)
@@ -161,7 +166,7 @@ class TestWriter:
     @pytest.mark.requires("row_locks")
     async def test_comes_back_to_what_somebody_holds_and_stalls_nobody(self, jobs: Jobs) -> None:
         held, free = await jobs.leased(), await jobs.leased()
-        writer = OutcomeWriter(jobs.database)
+        writer = writer_of(jobs)
         async with jobs.limited_time():
             async with jobs.transaction() as take:
                 await take(holding(held))
@@ -176,14 +181,3 @@ class TestWriter:
             await writer.write_once()
             assert await told
         assert await jobs.states(held, free) == [State.DONE, State.DONE]
-
-    async def test_says_that_somebody_is_to_be_told(self, jobs: Jobs) -> None:
-        first = await jobs.leased()
-        await jobs.do(enqueuing(spec(depends_on=[first.lease.job_id])))
-        writer = OutcomeWriter(jobs.database)
-        told = asyncio.ensure_future(writer.write(Finished(first.lease, succeeded(1))))
-        await asyncio.sleep(0)
-        await writer.write_once()
-        assert await told
-        assert writer.unsettled.is_set()
-        assert ids_of([first]) == [i for i in await jobs.unsettled() if i == first.lease.job_id]

@@ -41,7 +41,8 @@ class World:
         self.unsettled: set[int] = set()
         jobs, deps = backend.tables.jobs, backend.tables.deps
         names = ("id", "kind", "state", "cause", "cancel_requested", "settled")
-        self._rows = select(*(jobs.c[name] for name in names))
+        # In id order: parents come before what is in them, for their ends depend on it.
+        self._rows = select(*(jobs.c[name] for name in names)).order_by(jobs.c.id)
         self._edges = select(deps.c.job_id, deps.c.depends_on_id, deps.c.on_failure)
         self._edges = self._edges.where(~deps.c.satisfied)
 

@@ -30,6 +30,10 @@ class Breakage:
 
 _NOW: Final = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
 _IN: Final = '__import__("datetime").timedelta(seconds=ttl)'
+_UNLOCKED: Final = (
+    "{{row.id: row for row in connection.execute("
+    "_columns(backend).where(backend.tables.jobs.c.id.in_({})))}}"
+)
 _ANYBODY: Final = (
     'Locked(*connection.execute(__import__("sqlalchemy").select(jobs.c.id, jobs.c.lease_owner, '
     "jobs.c.lease_token).where(jobs.c.id == lease.job_id)).one())"
@@ -281,8 +285,8 @@ BREAKAGES: Final = (
     Breakage(
         "settling does not lock the upstreams of new jobs",
         "settle.py",
-        "    locked = _locked(connection, backend, wanted)\n    held",
-        "    locked = wanted\n    held",
+        "    locked = _locked(connection, backend, wanted)\n",
+        f"    locked = {_UNLOCKED.format('wanted')}\n",
         (
             "test_settle_races.py::TestOverlappingTransactions"
             "::test_an_edge_is_committed_while_its_upstream_is_being_finished",
@@ -293,7 +297,7 @@ BREAKAGES: Final = (
         "settling does not lock dependants",
         "settle.py",
         "locks.followers = _locked(connection, backend, {follower for _, follower in pairs})",
-        "locks.followers = {follower for _, follower in pairs}",
+        f"locks.followers = {_UNLOCKED.format('{follower for _, follower in pairs}')}",
         ("test_settle_races.py::TestOverlappingTransactions::test_two_last_upstreams_settle",),
         SERVERS,
     ),
@@ -313,6 +317,100 @@ BREAKAGES: Final = (
             "test_settle_races.py::TestOverlappingTransactions"
             "::test_many_neighbours_of_a_held_row_hide_no_other",
         ),
+        SERVERS,
+    ),
+    Breakage(
+        "settling does not lock parents",
+        "settle.py",
+        "locks.parents = set(_locked(connection, backend, set(above.values())))",
+        "locks.parents = set(above.values())",
+        (
+            "graphs/test_races.py::TestAChildUnderAClosingContainer"
+            "::test_that_is_not_committed_yet_keeps_it_open",
+        ),
+        SERVERS,
+    ),
+    Breakage(
+        "an enqueue into a container does not hold it open",
+        "backends/base.py",
+        "query.with_for_update(read=True)",
+        "query",
+        (
+            "graphs/test_races.py::TestAChildUnderAClosingContainer"
+            "::test_that_is_not_committed_yet_keeps_it_open",
+        ),
+        SERVERS,
+    ),
+    Breakage(
+        "settling looks for no circles",
+        "settle.py",
+        "waiting_for_themselves(connection, backend, sorted(locks.new))",
+        "waiting_for_themselves(connection, backend, [])",
+        ("graphs/test_races.py::TestTwoHalvesOfACircle::test_are_found_when_they_settle",),
+        SERVERS,
+    ),
+    Breakage(
+        "a dependant goes with its first upstream",
+        "settle.py",
+        "if not (row.held or row.hopeless",
+        "if not (row.hopeless",
+        ("test_settle.py::TestRelease::test_after_the_last_upstream",),
+    ),
+    Breakage(
+        "what is in a container that has not opened goes",
+        "settle.py",
+        "or row.enclosed or",
+        "or",
+        ("graphs/test_containers.py::TestGate::test_holds_back_what_is_added_before_it_opens",),
+    ),
+    Breakage(
+        "what was to run anyway is cancelled",
+        "edges.py",
+        'state in FAILURES and edge.on_failure == "cancel"',
+        "state in FAILURES",
+        ("test_settle.py::TestFailure::test_may_be_run_anyway",),
+    ),
+    Breakage(
+        "a first failure hurries nothing",
+        "settle.py",
+        "if locks.waiting or any(row.state == State.FAILED for row in locks.ended):",
+        "if locks.waiting:",
+        ("graphs/test_containers.py::TestFailFast::test_tells_what_runs_and_waits_for_it",),
+    ),
+    Breakage(
+        "cancelling a container leaves what is in it",
+        "settle.py",
+        "if any(row.cancel_requested for row in locks.opened):",
+        "if False:",
+        ("graphs/test_cancel.py::TestContainer::test_takes_all_that_is_below_along",),
+    ),
+    Breakage(
+        "a retry revives nothing",
+        "revival.py",
+        "    reopen(connection, backend, revived)\n",
+        "",
+        ("graphs/test_retry.py::TestRevival::test_of_a_chain",),
+    ),
+    Breakage(
+        "a child is added for a lease that is lost",
+        "children.py",
+        "if lease not in still_ours(connection, backend, [lease]):",
+        "if lease is None:",
+        ("graphs/test_children.py::TestLostLease::test_adds_no_child",),
+    ),
+    Breakage(
+        "a slot is free before its end is settled",
+        "writer.py",
+        "await self._outbox.settle_now(written.unsettled)",
+        "self._outbox.left.set()",
+        ("test_outbox.py::TestAnEnd::test_is_settled_before_its_slot_is_free",),
+    ),
+    Breakage(
+        "rows that were held wait for the poll",
+        "worker.py",
+        "if sweep.held:",
+        "if False:",
+        ("test_outbox.py::TestWhatSomebodyHolds::test_is_settled_soon_after",),
         SERVERS,
     ),
     # -- connections ----------------------------------------------------------------------------

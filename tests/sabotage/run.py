@@ -74,7 +74,7 @@ class Copy:
         """
         report = self._folder / "report.xml"
         report.unlink(missing_ok=True)
-        nodes = [f"tests/conformance/{test}" for test in dict.fromkeys(tests)]
+        nodes = [f"tests/{placed(test)}" for test in dict.fromkeys(tests)]
         wanted = [name for name in ALL if name in backends]
         others = " and ".join(f"not {name}" for name in ALL if name not in wanted)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -99,17 +99,22 @@ class Copy:
         return "\n".join((self._folder / "log").read_text().splitlines()[-40:])
 
 
+def placed(test: str) -> str:
+    """Return a test with its folder, which is `conformance` unless it says another."""
+    return test if "/" in test else f"conformance/{test}"
+
+
 def _outcomes(report: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314  our own report
         outcome = next(
             (word for tag, word in _TAGS.items() if case.find(tag) is not None), "passed"
         )
-        place = case.get("classname", "").removeprefix("tests.conformance.").split(".")
+        folder, *place = case.get("classname", "").removeprefix("tests.").split(".")
         name, _, parameters = case.get("name", "").partition("[")
         backend = parameters.rstrip("]").split("-")[0]
         backend = backend if backend in ALL else "none"
-        test = "::".join((f"{place[0]}.py", *place[1:], name))
+        test = "::".join((f"{folder}/{place[0]}.py", *place[1:], name))
         found.setdefault(f"{test}@{backend}", set()).add(outcome)
     return found
 
@@ -121,9 +126,10 @@ def verdict(breakage: Breakage, backend: str, results: dict[str, set[str]]) -> s
     """Say what came of a breakage on one backend: `red` is what is wanted."""
     if not results:
         return "HUNG"
-    if results.get(f"{breakage.unharmed}@{backend}") != {"passed"}:
+    if results.get(f"{placed(breakage.unharmed)}@{backend}") != {"passed"}:
         return "SMASHED"
-    caught = any("failed" in results.get(f"{test}@{backend}", ()) for test in breakage.tests)
+    tests = map(placed, breakage.tests)
+    caught = any("failed" in results.get(f"{test}@{backend}", ()) for test in tests)
     return "red" if caught else "GREEN"
 
 
