@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from anyio import CapacityLimiter
 
+from asyncjobq import codec
 from asyncjobq.clock import monotonic
 from asyncjobq.context import JobContext, LeaseRef, Services
 from asyncjobq.fairshare import Charge, FairShare
@@ -79,12 +80,21 @@ class Slots:
         grace = min(5.0, self._settings.lease_ttl / 3)
         most = self._settings.max_result_bytes
         run = JobRun(job, handler, self._context(job), self._threads, grace, most)
+        charge = self._share.start(job.group_key, job.weight)
         self._held[job.queue] += 1
         self._heartbeat.add(run, leased_at)
-        charge = self._share.start(job.group_key, job.weight)
         if self._closed:  # claimed by a transaction that was under way
             run.stop(Stop.INTERRUPTED)
-        task = asyncio.create_task(self._job(run, charge), name=f"asyncjobq {job.lease.job_id}")
+        self._keep(job, self._job(run, charge))
+
+    def refuse(self, job: Claimed, error: Exception) -> None:
+        """End a job that cannot be started, as failed; it takes no slot."""
+        logger.error("Job %s (%s) cannot be started: %r", job.lease.job_id, job.type, error)
+        reason = codec.printable(f"The job cannot be started: {error!r}")
+        self._keep(job, self._finish(job, Outcome(Ending.FAILED, error=reason)))
+
+    def _keep(self, job: Claimed, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"asyncjobq {job.lease.job_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -118,13 +128,16 @@ class Slots:
         try:
             outcome = await run.outcome()
             if outcome.ending is not Ending.LEASE_LOST:
-                state = await self._writer.write(Finished(lease, outcome))
-                self._note(run.claimed, outcome, state)
+                await self._finish(run.claimed, outcome)
         finally:
             self._heartbeat.remove(lease)
             self._held[run.claimed.queue] -= 1
             self._share.finish(charge, monotonic() - begun)
             self.on_free()
+
+    async def _finish(self, job: Claimed, outcome: Outcome) -> None:
+        state = await self._writer.write(Finished(job.lease, outcome))
+        self._note(job, outcome, state)
 
     def _note(self, job: Claimed, outcome: Outcome, state: State | None) -> None:
         place = (job.lease.job_id, job.type, job.attempt)

@@ -95,7 +95,10 @@ class Tick:
             )
         )
         for job in claimed:
-            self._slots.start(job, self._handlers[job.type], leased_at)
+            try:
+                self._slots.start(job, self._handlers[job.type], leased_at)
+            except Exception as error:  # the others are leased too, and must not be left so
+                self._slots.refuse(job, error)
         return claimed
 
     # -- chores ---------------------------------------------------------------------------------

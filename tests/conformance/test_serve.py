@@ -132,6 +132,20 @@ class TestServe:
                     await jobs.scheduler.wait(await jobs.scheduler.enqueue(bad.job(number)))
             assert await jobs.scheduler.wait(await jobs.scheduler.enqueue(good.job())) == 1
 
+    async def test_one_that_cannot_be_started_strands_no_other(self, jobs: Jobs) -> None:
+        @jobs.scheduler.handler
+        async def work() -> int:
+            return 1
+
+        made = [await jobs.scheduler.enqueue(work.job()) for _ in range(3)]
+        await jobs.spoil(made[1], timeout=1e300)  # its deadline lies beyond the calendar
+        async with serving(jobs.scheduler):
+            with pytest.raises(JobFailed, match="cannot be started: OverflowError"):
+                await jobs.scheduler.wait(made[1])
+            for job in (made[0], made[2]):
+                assert await jobs.scheduler.wait(job) == 1
+        assert [(await jobs.row(job)).attempt for job in made] == [1, 1, 1]
+
     async def test_although_the_database_fails_for_a_while(
         self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
     ) -> None:
