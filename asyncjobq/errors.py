@@ -16,6 +16,7 @@
     │   ├── JobFailed
     │   └── JobCancelled
     ├── DatabaseUnavailableError      nothing was written; try again later
+    ├── CommitUnknownError            look whether it was written before trying again
     └── SchedulerStateError           e.g. serve() while it serves already
 
 Raised by handlers, and never by the library, to say how their attempt ends:
@@ -125,6 +126,13 @@ class JobCancelled(JobEndedError):
 
 class DatabaseUnavailableError(AsyncJobQError):
     """The database could not be reached; nothing was written and the call may be repeated."""
+
+
+class CommitUnknownError(AsyncJobQError):
+    """The connection broke during COMMIT: the call may have taken effect, or not.
+
+    It is no DatabaseUnavailableError, for a caller that repeats on those would do it twice.
+    """
 
 
 class SchedulerStateError(AsyncJobQError, RuntimeError):

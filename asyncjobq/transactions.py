@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from asyncjobq.backoff import outage_delays
-from asyncjobq.errors import DatabaseUnavailableError
+from asyncjobq.errors import CommitUnknownError, DatabaseUnavailableError
 
 T = TypeVar("T")
 
@@ -25,10 +25,6 @@ class Fault(Enum):
 
 ATTEMPTS: Final = 8
 """How often a transaction is tried before its conflict is reported."""
-
-
-class CommitUnknownError(DatabaseUnavailableError):
-    """The connection broke during COMMIT: the transaction may or may not have happened."""
 
 
 async def retrying(

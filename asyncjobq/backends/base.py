@@ -30,6 +30,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from asyncjobq.column_types import UtcDateTime
+from asyncjobq.errors import DatabaseUnavailableError
 from asyncjobq.models import Tables
 from asyncjobq.states import Kind
 from asyncjobq.transactions import Fault
@@ -206,7 +207,7 @@ class Backend(ABC):
             if error.connection_invalidated:
                 return Fault.UNAVAILABLE
             return self._fault_of_code(error.orig or error)
-        if isinstance(error, OSError | TimeoutError | PoolTimeout):
+        if isinstance(error, OSError | TimeoutError | PoolTimeout | DatabaseUnavailableError):
             return Fault.UNAVAILABLE
         return self._fault_of_code(error)
 
@@ -242,8 +243,8 @@ class Database(ABC):
     async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
         """Run `work` in one transaction of its own, repeated on conflicts, and commit it.
 
-        `repeatable` says that running it twice does no harm, so that a connection that broke
-        during COMMIT is reported like any other outage.
+        `repeatable` says that running it twice does no harm. If not, a connection that breaks
+        during COMMIT raises CommitUnknownError.
         """
 
     @abstractmethod

@@ -14,6 +14,7 @@ NAMES = [
     "AsyncJobQError",
     "Cancel",
     "Cancelled",
+    "CommitUnknownError",
     "ConfigurationError",
     "Container",
     "CycleError",

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, event, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
-from asyncjobq import DatabaseUnavailableError
-from asyncjobq.transactions import ATTEMPTS, CommitUnknownError, Fault, retrying
+from asyncjobq import CommitUnknownError, DatabaseUnavailableError
+from asyncjobq.transactions import ATTEMPTS, Fault, retrying
 from conformance.kit import Jobs
 from conformance.running import until
 
@@ -97,6 +97,16 @@ async def fault_of(jobs: Jobs, work: Callable[[Connection], Any]) -> Fault:
     return faults[0]
 
 
+def kill(jobs: Jobs, connection: Connection) -> int:
+    """Have the server end this connection; returns its number there."""
+    own_id, command = {
+        "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({}, 5000)"),
+    }.get(jobs.backend_name, ("SELECT CONNECTION_ID()", "KILL {}"))
+    number = int(connection.execute(text(own_id)).scalar_one())
+    jobs.elsewhere(lambda c, _: c.execute(text(command.format(number))))
+    return number
+
+
 class TestFaults:
     async def test_of_data(self, jobs: Jobs) -> None:
         version, table = jobs.tables.version, jobs.tables.jobs
@@ -118,21 +128,36 @@ class TestFaults:
     @pytest.mark.requires("server")
     async def test_of_a_connection_that_was_killed(self, jobs: Jobs) -> None:
         """It is noticed once, and the transaction is repeated on a new connection."""
-        own_id, kill = {
-            "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
-        }.get(jobs.backend_name, ("SELECT CONNECTION_ID()", "KILL {}"))
         killed: list[int] = []
 
         def work(connection: Connection) -> int:
-            number = int(connection.execute(text(own_id)).scalar_one())
             if not killed:
-                killed.append(number)
-                jobs.elsewhere(lambda c, _: c.execute(text(kill.format(number))))
+                killed.append(kill(jobs, connection))
             return int(connection.execute(text("SELECT 1")).scalar_one())
 
         async with jobs.limited_time():
             assert await jobs.database.run(work) == 1
         assert len(killed) == 1
+
+    @pytest.mark.requires("server")
+    async def test_of_a_connection_that_was_killed_before_its_commit(self, jobs: Jobs) -> None:
+        """Repeating what enqueues might do it twice, so the caller is told that nobody knows."""
+        pool: Any = jobs.database
+        engine = (await pool._pool.get()).sync_engine
+
+        def kill_it(connection: Connection) -> None:
+            kill(jobs, connection)
+
+        event.listen(engine, "commit", kill_it)
+        try:
+            async with jobs.limited_time():
+                with pytest.raises(CommitUnknownError, match="whether it happened is unknown"):
+                    await jobs.scheduler.enqueue("work")
+        finally:
+            event.remove(engine, "commit", kill_it)
+        assert not issubclass(CommitUnknownError, DatabaseUnavailableError)
+        assert len(await jobs.scheduler.find()) <= 1
+        assert (await jobs.scheduler.enqueue("work")).id
 
     @pytest.mark.requires("row_locks")
     async def test_of_a_deadlock(self, jobs: Jobs) -> None:
