@@ -35,6 +35,14 @@ class Written:
     unsettled: bool = False
     """Whether one of them has dependants or a parent, for `settle.py` to tell."""
 
+    def add(self, other: Written) -> None:
+        """Take in what became of others."""
+        self.written += other.written
+        self.lost += other.lost
+        self.held += other.held
+        self.waiting |= other.waiting
+        self.unsettled |= other.unsettled
+
 
 def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Finished]) -> Written:
     """Write a batch of outcomes under their fences.

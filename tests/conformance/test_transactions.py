@@ -13,6 +13,7 @@ from sqlalchemy.util import await_only
 
 from asyncjobq import CommitUnknownError, DatabaseUnavailableError
 from asyncjobq.transactions import ATTEMPTS, Fault, retrying
+from conformance.breaking import kill, own_engine
 from conformance.kit import Jobs
 from conformance.running import until
 
@@ -97,16 +98,6 @@ async def fault_of(jobs: Jobs, work: Callable[[Connection], Any]) -> Fault:
     return faults[0]
 
 
-def kill(jobs: Jobs, connection: Connection) -> int:
-    """Have the server end this connection; returns its number there."""
-    own_id, command = {
-        "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({}, 5000)"),
-    }.get(jobs.backend_name, ("SELECT CONNECTION_ID()", "KILL {}"))
-    number = int(connection.execute(text(own_id)).scalar_one())
-    jobs.elsewhere(lambda c, _: c.execute(text(command.format(number))))
-    return number
-
-
 class TestFaults:
     async def test_of_data(self, jobs: Jobs) -> None:
         version, table = jobs.tables.version, jobs.tables.jobs
@@ -142,8 +133,7 @@ class TestFaults:
     @pytest.mark.requires("server")
     async def test_of_a_connection_that_was_killed_before_its_commit(self, jobs: Jobs) -> None:
         """Repeating what enqueues might do it twice, so the caller is told that nobody knows."""
-        pool: Any = jobs.database
-        engine = (await pool._pool.get()).sync_engine
+        engine = await own_engine(jobs)
 
         def kill_it(connection: Connection) -> None:
             kill(jobs, connection)
