@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from asyncjobq.backends.base import Backend
+from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.lease import Lease, still_ours
 from asyncjobq.outcomes import Ending, Outcome
 from asyncjobq.states import TERMINAL, State
@@ -67,10 +68,38 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     ended = end_jobs(connection, backend, ends)
     result.unsettled, result.waiting = ended.unsettled, ended.waiting
     return_jobs(connection, backend, [move for move in moves if isinstance(move, Return)])
-    ours = still_ours(connection, backend, [item.lease for item in waiting.values()])
-    for item in waiting.values():
-        (result.held if item.lease in ours else result.lost).append(item)
+    _sort_the_rest(connection, backend, list(waiting.values()), result)
     return result
+
+
+def _sort_the_rest(
+    connection: Connection, backend: Backend, items: Sequence[Finished], result: Written
+) -> None:
+    """Say of each outcome that found no row to lock whether it is held, lost, or written before."""
+    ours = still_ours(connection, backend, [item.lease for item in items])
+    gone = {item.lease.job_id: item for item in items if item.lease not in ours}
+    result.held += [item for item in items if item.lease in ours]
+    jobs = backend.tables.jobs
+    for chunk in chunked(list(gone), 500):
+        query = select(jobs.c.id, jobs.c.lease_token, jobs.c.state, jobs.c.error)
+        for row in connection.execute(query.where(jobs.c.id.in_(chunk))):
+            if _shows(row, gone[row.id]):
+                result.written.append(gone.pop(row.id))
+                result.waiting |= {row.id} if row.state == State.WAITING else frozenset()
+                result.unsettled = True
+    result.lost += gone.values()
+
+
+def _shows(row: Any, item: Finished) -> bool:
+    """Tell whether the row has this outcome: the answer to its COMMIT was lost, not the lease.
+
+    No other end of the same claim has its state and its error; and the next claim has a new token.
+    """
+    if row.lease_token != item.lease.token or row.error != item.outcome.error:
+        return False
+    if item.outcome.state in TERMINAL:
+        return row.state in (item.outcome.state, State.WAITING)
+    return row.error is not None and row.state in (State.READY, State.SCHEDULED)
 
 
 def _move(item: Finished, cancel_requested: bool) -> End | Return:

@@ -15,6 +15,7 @@ from asyncjobq import (
     SchedulerStateError,
     State,
 )
+from asyncjobq.finalize import Written
 from conformance.kit import Jobs
 from conformance.running import Latch, served, serving, until
 
@@ -171,6 +172,28 @@ class TestServe:
             await until(all_done)
         monkeypatch.undo()
         assert [(await jobs.row(job)).attempt for job in made] == [1, 1, 1]
+
+    async def test_counts_what_was_written_although_it_was_not_told_so(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @jobs.scheduler.handler
+        async def work() -> None: ...
+
+        run, cuts = jobs.database.run, [1]
+
+        async def loses_an_answer(step: Any, **how: Any) -> Any:
+            answer = await run(step, **how)
+            if isinstance(answer, Written) and cuts:
+                cuts.pop()
+                raise DatabaseUnavailableError("cut off after COMMIT")
+            return answer
+
+        await jobs.scheduler.enqueue_many([work.job()] * 3)
+        monkeypatch.setattr(jobs.database, "run", loses_an_answer)
+        async with jobs.limited_time():
+            assert (await jobs.scheduler.drain())[State.DONE] == 3
+        assert cuts == []
+        assert "its lease was lost" not in caplog.text
 
 
 class TestStop:
