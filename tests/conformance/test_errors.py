@@ -94,7 +94,7 @@ class TestSettings:
             ("stop_timeout", [-0.1, None, float("nan")]),
             ("default_timeout", [0, -1, "1h", float("inf")]),
             ("max_result_bytes", [0, -5, 1.5]),
-            ("worker_id", ["", "x" * 256, 5]),
+            ("worker_id", ["", "x" * 256, 5, "a\x00b", "\ud800"]),
             (
                 "queues",
                 ["default", [], {}, [""], ["q" * 65], [1], {"a": 0}, {"a": "2"}, {"a": 1.5}],
