@@ -110,6 +110,27 @@ class TestFaults:
             assert await fault_of(jobs, work) is Fault.DATA
         assert job.id
 
+    async def test_of_values_outside_their_types(self, jobs: Jobs) -> None:
+        table = jobs.tables.jobs
+        job = await jobs.enqueue()
+        statements = {
+            "sqlite": ["SET id = 'high'"],
+            "postgresql": ["SET priority = priority * 2000000000 * 2", "SET run_after = 'soon'"],
+        }.get(
+            jobs.backend_name,
+            [
+                "SET priority = 18446744073709551615 * 2",
+                "SET priority = 'high'",
+                "SET run_after = 'soon'",
+                "SET state = REPEAT('x', 200)",
+                "SET name = X'ff'",
+            ],
+        )
+        for change in statements:
+            query = text(f"UPDATE {table.name} {change} WHERE id = {job.id}")
+            found = await fault_of(jobs, lambda c, query=query: c.execute(query))  # type: ignore[misc]
+            assert found is Fault.DATA, change
+
     async def test_of_statements_that_are_wrong(self, jobs: Jobs) -> None:
         for statement in ("SELEC 1", "SELECT * FROM no_such_table"):
             query = text(statement)
