@@ -12,7 +12,7 @@ from asyncjobq.backends.base import Database
 from asyncjobq.backoff import outage_delays
 from asyncjobq.clock import monotonic, wait_for_event
 from asyncjobq.context import Services
-from asyncjobq.errors import DatabaseUnavailableError
+from asyncjobq.errors import ConfigurationError, DatabaseUnavailableError
 from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import Handlers
 from asyncjobq.heartbeat import Heartbeat
@@ -57,13 +57,17 @@ class Worker:
         self._ends_when_idle = False
         self._waits_for_scheduled = False
 
-    async def serve(self, check: Callable[[], Awaitable[None]]) -> None:
+    async def serve(
+        self, check: Callable[[], Awaitable[None]], *, in_background: bool = False
+    ) -> None:
         """Work until stopped; database outages and bad jobs never end it.
 
-        `check` says first what is wrong with the database; one that is away is waited for.
+        `check` says first what is wrong with the database; one that is away is waited for. What
+        else is wrong is raised, but `in_background`, where nobody would see it, is logged until it
+        is put right, and raised if it never was.
         """
         try:
-            if await self._until_answered(check):
+            if await self._until_answered(check, in_background):
                 await self._work()
         finally:
             self._wake.close()
@@ -105,18 +109,27 @@ class Worker:
         self._slots.close()
         self._wake.ring_here()
 
-    async def _until_answered(self, check: Callable[[], Awaitable[None]]) -> bool:
+    async def _until_answered(
+        self, check: Callable[[], Awaitable[None]], in_background: bool
+    ) -> bool:
         """Ask until the database answers; False if the worker was stopped before."""
-        delays = outage_delays()
+        delays, wrong = outage_delays(), None
         while not self._stopping.is_set():
+            delay = next(delays)
             try:
                 await check()
             except DatabaseUnavailableError as error:
-                delay = next(delays)
                 _report("starting", error, delay)
-                await wait_for_event(self._stopping, delay)
+            except ConfigurationError as error:
+                if not in_background:
+                    raise
+                wrong = error
+                logger.critical("No job runs here: %s (looking again in %.1f s)", error, delay)
             else:
                 return True
+            await wait_for_event(self._stopping, delay)
+        if wrong is not None:
+            raise wrong
         return False
 
     async def _finish_jobs(self) -> None:

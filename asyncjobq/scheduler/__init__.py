@@ -92,11 +92,13 @@ class Scheduler(Enqueuing, Questions, Controls):
     async def serving(self) -> AsyncIterator[Self]:
         """Run jobs in the background while the block lasts: for lifespans of web applications.
 
-        Configuration and schema errors raise on entry, a database that is down does not.
+        Configuration and schema errors raise on entry, a database that is down does not. If such
+        an error shows once it is up, it is logged as critical until it is put right.
         """
         with suppress(DatabaseUnavailableError):
             await self.check_database()
-        task = asyncio.create_task(self._supervise(self._new_worker()), name="asyncjobq serve")
+        work = self._supervise(self._new_worker(), in_background=True)
+        task = asyncio.create_task(work, name="asyncjobq serve")
         task.add_done_callback(_log_failure)
         try:
             yield self
@@ -142,8 +144,9 @@ class Scheduler(Enqueuing, Questions, Controls):
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    async def _supervise(self, worker: Worker) -> None:
-        task = asyncio.create_task(worker.serve(self.check_database), name="asyncjobq worker")
+    async def _supervise(self, worker: Worker, *, in_background: bool = False) -> None:
+        work = worker.serve(self.check_database, in_background=in_background)
+        task = asyncio.create_task(work, name="asyncjobq worker")
         try:
             await ended(task, worker.stop)
         finally:

@@ -14,7 +14,7 @@ from asyncjobq.backends.base import Backend, Database
 from asyncjobq.callers import AsyncCaller, in_transaction_of
 from asyncjobq.errors import AsyncJobQError, ConfigurationError, SchemaError
 from asyncjobq.migrations import check_schema, ensure_schema, is_up_to_date
-from asyncjobq.transactions import reason_of
+from asyncjobq.transactions import Fault, reason_of, unavailable
 from asyncjobq.wake import ring_all
 
 T = TypeVar("T")
@@ -41,6 +41,8 @@ class Access:
         except AsyncJobQError:
             raise
         except Exception as error:
+            if backend.fault_of(error) is Fault.CONFLICT:  # somebody is in the way, again and again
+                raise unavailable(error) from error
             raise ConfigurationError(
                 f"The database cannot be used: {reason_of(error)}. Check the URL: its user, "
                 "password, host and database, and what the user is granted."

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from asyncjobq import (
     AsyncJobQError,
     ConfigurationError,
-    DatabaseUnavailableError,
     HandlerError,
     InvalidJobError,
     JobFailed,
@@ -28,7 +24,7 @@ from asyncjobq import (
 )
 from asyncjobq.backends import mysql, postgresql, sqlite
 from conformance.kit import Jobs
-from conformance.running import serving, until
+from conformance.running import serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -177,84 +173,6 @@ class TestOldServer:
         async with Scheduler(database_url) as scheduler:
             with pytest.raises(UnsupportedDatabaseError, match="ENGINE=InnoDB"):
                 await scheduler.serve()
-
-
-@pytest.fixture
-def unreachable(backend_name: str, jobs: Jobs, tmp_path: Path) -> Iterator[str]:
-    """Give a URL at which nobody answers."""
-    if backend_name == "sqlite":
-        (tmp_path / "jobs.db").mkdir()
-        yield f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
-        return
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound and not listening: refused, and nobody else's
-        url = make_url(jobs.url).set(host="127.0.0.1", port=nobody.getsockname()[1])
-        yield url.render_as_string(hide_password=False)
-
-
-class TestUnreachable:
-    async def test_calls_say_so(self, unreachable: str) -> None:
-        async with Scheduler(unreachable) as scheduler:
-            for call in (
-                lambda: scheduler.enqueue("work"),
-                lambda: scheduler.get(1),
-                scheduler.find,
-                scheduler.drain,
-                scheduler.create_schema,
-                scheduler.check_database,
-            ):
-                with pytest.raises(DatabaseUnavailableError, match="cannot be reached"):
-                    await call()
-
-    async def test_serve_keeps_trying_with_a_line_each_time(
-        self, unreachable: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        scheduler = Scheduler(unreachable)
-        task = asyncio.create_task(scheduler.serve())
-
-        async def enough() -> bool:
-            return len(caplog.records) >= 3
-
-        await until(enough)
-        assert not task.done()
-        for record in caplog.records:
-            assert (record.levelno, record.exc_info) == (logging.WARNING, None)
-            assert "\n" not in record.getMessage()
-            assert "trying again in" in record.getMessage()
-        scheduler.stop()
-        async with asyncio.timeout(5):
-            await task
-        await scheduler.aclose()
-
-    async def test_serving_lets_the_application_start_and_stop(self, unreachable: str) -> None:
-        async with Scheduler(unreachable) as scheduler, serving(scheduler):
-            await asyncio.sleep(0)
-
-    async def test_cancelling_serve_ends_it(self, unreachable: str) -> None:
-        async with Scheduler(unreachable) as scheduler:
-            task = asyncio.create_task(scheduler.serve())
-            await asyncio.sleep(0.05)
-            task.cancel()
-            async with asyncio.timeout(5):
-                await asyncio.wait({task})
-            assert task.cancelled()
-
-
-@pytest.mark.requires("file_database")
-async def test_a_folder_that_is_not_there_is_no_outage(jobs: Jobs, tmp_path: Path) -> None:
-    assert jobs.backend_name == "sqlite"
-    with pytest.raises(ConfigurationError, match="folder"):
-        async with Scheduler(f"sqlite+aiosqlite:///{tmp_path / 'missing' / 'jobs.db'}") as made:
-            await made.serve()
-
-
-@pytest.mark.requires("server")
-async def test_a_database_that_is_not_there_is_no_outage(jobs: Jobs) -> None:
-    """Waiting would not help; the URL is wrong."""
-    url = make_url(jobs.url).set(database="asyncjobq_no_such_database")
-    async with Scheduler(url) as scheduler:
-        with pytest.raises(ConfigurationError, match="no_such_database"):
-            await scheduler.serve()
 
 
 class TestJobs:
