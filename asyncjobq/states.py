@@ -34,6 +34,7 @@ NOT_STARTED: Final = frozenset({State.BLOCKED, State.READY, State.SCHEDULED})
 
 _BACK_IN_LINE: Final = frozenset({State.READY, State.SCHEDULED})
 
+# What the path's writes keep to, although none looks here: the tests let SQLite refuse others.
 MOVES: Final[dict[State, frozenset[State]]] = {
     State.SCHEDULED: frozenset({State.READY, State.CANCELLED, State.WAITING}),
     State.BLOCKED: frozenset({State.READY, State.SCHEDULED, State.WAITING, State.CANCELLED}),
@@ -45,8 +46,3 @@ MOVES: Final[dict[State, frozenset[State]]] = {
     State.FAILED: _BACK_IN_LINE | {State.BLOCKED, State.WAITING},
     State.CANCELLED: _BACK_IN_LINE | {State.BLOCKED, State.WAITING},
 }
-
-
-def sources_of(target: State) -> frozenset[State]:
-    """Return the states from which a job may move to `target`."""
-    return frozenset(state for state, targets in MOVES.items() if target in targets)
