@@ -14,12 +14,10 @@ from asyncjobq.enqueue import enqueue
 from asyncjobq.errors import (
     ArgumentsError,
     AsyncJobQError,
-    Cancel,
     CommitUnknownError,
     ConfigurationError,
     CycleError,
     DatabaseUnavailableError,
-    Fail,
     HandlerError,
     InvalidJobError,
     JobCancelled,
@@ -28,10 +26,8 @@ from asyncjobq.errors import (
     JobNotFoundError,
     ParentError,
     ResultError,
-    Retry,
     SchedulerStateError,
     SchemaError,
-    Snooze,
     UnknownUpstreamError,
     UnsupportedDatabaseError,
 )
@@ -40,6 +36,7 @@ from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
+from asyncjobq.outcomes import Cancel, Fail, Retry, Snooze
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.states import Kind, State
 from asyncjobq.workflow import Container, Workflow

@@ -30,15 +30,6 @@ def unsatisfied_upstreams(
     return found
 
 
-def existing(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> set[int]:
-    """Return which of these jobs exist."""
-    jobs = backend.tables.jobs
-    found: set[int] = set()
-    for chunk in chunked(job_ids, 1000):
-        found.update(connection.scalars(select(jobs.c.id).where(jobs.c.id.in_(chunk))))
-    return found
-
-
 def blocked_dependants(
     connection: Connection, backend: Backend, job_ids: Sequence[int], limit: int
 ) -> list[tuple[int, int]]:

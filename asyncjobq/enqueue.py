@@ -6,16 +6,16 @@ unsettled; `settle.py` decides later, in a transaction of its own, whether they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar, Unpack, overload
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from asyncjobq import codec, cycles
 from asyncjobq.backends import backend_for
-from asyncjobq.backends.base import OWN, Backend, chunked
+from asyncjobq.backends.base import OWN, Backend
 from asyncjobq.callers import AsyncCaller, in_transaction_of
 from asyncjobq.drafts import Batch, Draft
 from asyncjobq.errors import (
@@ -155,12 +155,8 @@ def _check_parents(
             raise ParentError(f"parent={job_id} {state}: it takes no more children.")
 
 
-def _check_upstreams(connection: Connection, backend: Backend, job_ids: Iterable[int]) -> None:
-    jobs = backend.tables.jobs
-    missing = set(job_ids)
-    for chunk in chunked(sorted(missing), 1000):
-        missing.difference_update(connection.scalars(select(jobs.c.id).where(jobs.c.id.in_(chunk))))
-    if missing:
+def _check_upstreams(connection: Connection, backend: Backend, job_ids: set[int]) -> None:
+    if missing := job_ids - backend.existing(connection, job_ids):
         raise UnknownUpstreamError(sorted(missing))
 
 

@@ -170,7 +170,7 @@ def _lock_upstreams(connection: Connection, backend: Backend, locks: _Locks) -> 
     upstreams = edges.unsatisfied_upstreams(connection, backend, blocked)
     wanted = {upstream for found in upstreams.values() for upstream in found}
     locked = _locked(connection, backend, wanted)
-    held = edges.existing(connection, backend, sorted(wanted - locked))
+    held = backend.existing(connection, wanted - locked)
     locks.held = {job_id for job_id, found in upstreams.items() if found & held}
     locks.incomplete |= locks.held
 

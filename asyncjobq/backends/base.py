@@ -7,7 +7,7 @@ begin or commit. `Database` is the other half: the library's own connections and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -132,6 +132,14 @@ class Backend(ABC):
             query = select(*columns).where(jobs.c.id.in_(chunk), *conditions).order_by(jobs.c.id)
             rows.extend(connection.execute(self.locking(query)))
         return rows
+
+    def existing(self, connection: Connection, ids: Iterable[int]) -> set[int]:
+        """Return which of these jobs there are."""
+        jobs = self.tables.jobs
+        found: set[int] = set()
+        for chunk in chunked(sorted(ids), 1000):
+            found.update(connection.scalars(select(jobs.c.id).where(jobs.c.id.in_(chunk))))
+        return found
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
         """Read parents of new jobs; containers stay as they are until this transaction ends.
