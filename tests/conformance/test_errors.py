@@ -223,7 +223,7 @@ class TestJobs:
             return kept
 
         async with serving(jobs.scheduler):
-            with pytest.raises(JobFailed, match="missing a required argument: 'kept'"):
+            with pytest.raises(JobFailed, match="there is no parameter 'gone'"):
                 await jobs.scheduler.wait(bad)
             assert await jobs.scheduler.wait(good) == 1
         assert (await jobs.row(bad)).attempt == 1
