@@ -6,7 +6,14 @@ from enum import StrEnum
 from typing import Final
 
 
-class State(StrEnum):
+class Word(StrEnum):
+    """A value that is a word, and prints as one, also in dicts and dataclasses."""
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class State(Word):
     """Where a job stands; stored by value."""
 
     SCHEDULED = "scheduled"  # run_after lies ahead
@@ -20,7 +27,7 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Kind(StrEnum):
+class Kind(Word):
     """What a row is: a job that runs, or a container that only holds others."""
 
     JOB = "job"

@@ -36,6 +36,7 @@ class TestDrain:
         async with jobs.limited_time():
             counts = await jobs.scheduler.drain()
             assert counts == {State.DONE: 2, State.FAILED: 1, State.CANCELLED: 1}
+            assert str(counts) == "{'done': 2, 'failed': 1, 'cancelled': 1}"
             assert set((await jobs.scheduler.drain()).values()) == {0}
 
     async def test_waits_for_due_times_if_asked(self, jobs: Jobs) -> None:
