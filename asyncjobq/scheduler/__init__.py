@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Self
 
 from sqlalchemy.engine import URL
@@ -15,7 +15,7 @@ from asyncjobq.backends import open_database
 from asyncjobq.codec import MAX_BYTES
 from asyncjobq.errors import DatabaseUnavailableError, SchedulerStateError
 from asyncjobq.handlers import Handlers
-from asyncjobq.lifetime import ended, signals_handled
+from asyncjobq.lifetime import block, ended, signals_handled
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
 from asyncjobq.scheduler.enqueuing import Enqueuing
@@ -88,7 +88,7 @@ class Scheduler(Enqueuing, Questions, Controls):
         """
         await self._supervise(self._new_worker())
 
-    @asynccontextmanager
+    @block
     async def serving(self) -> AsyncIterator[Self]:
         """Run jobs in the background while the block lasts: for lifespans of web applications.
 

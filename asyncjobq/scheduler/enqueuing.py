@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
@@ -13,6 +12,7 @@ from asyncjobq.enqueue import insert_drafts, insert_jobs
 from asyncjobq.errors import InvalidJobError
 from asyncjobq.handlers import Handlers
 from asyncjobq.job import Job
+from asyncjobq.lifetime import block
 from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec
 from asyncjobq.scheduler.access import Access
 from asyncjobq.specs import as_spec, checked_args
@@ -97,7 +97,7 @@ class Enqueuing(Access):
         work = self._in_callers_terms(lambda c, backend: insert_jobs(c, backend, [spec]))
         return in_sync_transaction_of(session, work)[0]
 
-    @asynccontextmanager
+    @block
     async def workflow(
         self,
         name: str,
