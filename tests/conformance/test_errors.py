@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import sessionmaker
 
 from asyncjobq import (
     AsyncJobQError,
@@ -41,7 +42,7 @@ class TestUrl:
             ("jobs.db", "is not a database URL"),
             ("sqlite:///jobs.db", r"write sqlite\+aiosqlite://"),
             ("postgresql://localhost/x", r"write postgresql\+asyncpg://"),
-            ("postgres://localhost/x", "supported"),
+            ("postgres://localhost/x", r"write postgresql\+asyncpg://localhost/x"),
             ("mysql://localhost/x", r"write mysql\+aiomysql://"),
             ("mariadb://localhost/x", r"write mariadb\+aiomysql://"),
             ("sqlite+pysqlite:///jobs.db", r"[Ww]rite sqlite\+aiosqlite://"),
@@ -59,6 +60,27 @@ class TestUrl:
         assert isinstance(caught.value, AsyncJobQError)
         if "not a supported" in says or "in memory" in says:
             assert isinstance(caught.value, UnsupportedDatabaseError)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgres://me:secret@host/x",
+            "mysql://me:secret@host/x",
+            "mysql+pymysql://me:secret@h/x",
+        ],
+    )
+    async def test_is_written_out_without_its_password(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"me:\*\*\*@h\w*/x") as caught:
+            Scheduler(url)
+        assert "secret" not in str(caught.value)
+
+    async def test_in_place_of_what_is_bound_to_one(self) -> None:
+        engine: Any = create_engine("postgresql+psycopg://me:secret@host/x")
+        with pytest.raises(ConfigurationError, match=r"postgresql\+asyncpg://me:\*\*\*@host/x"):
+            Scheduler(engine)
+        maker: Any = sessionmaker(engine)
+        with pytest.raises(ConfigurationError, match=r"not a sessionmaker.*the engine"):
+            Scheduler(maker)
 
     async def test_of_an_engine_that_leads_to_none(self) -> None:
         engine = create_async_engine("sqlite+aiosqlite://")
