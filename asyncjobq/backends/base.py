@@ -247,6 +247,9 @@ class Database(ABC):
 
     backend: Backend
 
+    def create(self) -> None:  # noqa: B027  nothing by default
+        """Make the file of a database that is one, for tables to be made in it."""
+
     @abstractmethod
     async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
         """Run `work` in one transaction of its own, repeated on conflicts, and commit it.

@@ -28,6 +28,7 @@ class Access:
     async def create_schema(self) -> None:
         """Create or upgrade the tables; does nothing when they are up to date."""
         backend = self._database.backend
+        self._database.create()
         await self._database.read(backend.check)
         if not await self._database.read(lambda c: is_up_to_date(c, backend)):
             await self._database.run(lambda c: ensure_schema(c, backend))
