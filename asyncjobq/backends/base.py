@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import (
+    URL,
     ColumnElement,
     Connection,
     Row,
@@ -246,6 +247,8 @@ class Database(ABC):
     """The library's own connections to one database, apart from the caller's."""
 
     backend: Backend
+    url: URL
+    """Where it is; with the password."""
 
     def create(self) -> None:  # noqa: B027  nothing by default
         """Make the file of a database that is one, for tables to be made in it."""

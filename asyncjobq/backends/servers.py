@@ -39,6 +39,7 @@ class ServerDatabase(Database):
         listen_engine: AsyncEngine | None = None,
     ) -> None:
         self.engine = engine
+        self.url = engine.url
         self.backend = backend
         self._settings = settings
         self._idle_limit = idle_limit

@@ -40,6 +40,7 @@ class SQLiteDatabase(Database):
             )
         self.backend = SQLiteBackend(tables)
         self.path = path
+        self.url = engine.url
         self._user_engine = engine
         self._owns_engine = owns_engine
         self._sessions = sessions_of(engine)

@@ -146,7 +146,7 @@ def init(
     else:
         raise UsageError("Which database? Name MODULE:OBJECT, --url, or set ASYNCJOBQ_URL")
     asyncio.run(_create_schema(scheduler))
-    typer.echo("The tables are there and up to date.")
+    typer.echo(f"The tables in {scheduler.url} are there and up to date.")
 
 
 async def _create_schema(scheduler: Scheduler) -> None:

@@ -25,6 +25,14 @@ class Access:
 
     _database: Database
 
+    @property
+    def url(self) -> str:
+        """The database's URL, with its password hidden."""
+        return self._database.url.render_as_string(hide_password=True)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self.url}>"
+
     async def create_schema(self) -> None:
         """Create or upgrade the tables; does nothing when they are up to date."""
         backend = self._database.backend
