@@ -148,7 +148,7 @@ class Slots:
             return
         if outcome.error:
             ending = outcome.ending.replace("_", " ")
-            reason = outcome.summary or outcome.error.splitlines()[0]
+            reason = codec.one_line(outcome.summary or outcome.error)
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
         if state in TERMINAL:
             self.on_end(job.lease.job_id, state)

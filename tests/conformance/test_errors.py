@@ -235,6 +235,20 @@ class TestJobs:
                 await jobs.scheduler.wait(job)
         assert (await jobs.row(job)).attempt == 1
 
+    async def test_an_error_that_would_act_on_a_terminal(
+        self, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @jobs.scheduler.handler(max_attempts=1)
+        async def work() -> None:
+            raise ValueError("\x1b[2Jcleared\x07 \x00 \ud800\nsecond line")
+
+        async with serving(jobs.scheduler):
+            job = await jobs.scheduler.enqueue(work.job())
+            with pytest.raises(JobFailed, match="second line"):
+                await jobs.scheduler.wait(job)
+        (said,) = (r.getMessage() for r in caplog.records if "cleared" in r.getMessage())
+        assert said.endswith(r"ValueError: \x1b[2Jcleared\x07 \x00 \ud800")
+
     async def test_arguments_that_do_not_fit_the_handler_any_more(self, jobs: Jobs) -> None:
         """Enqueued by another release; the jobs beside it run."""
         bad = await jobs.enqueue(args={"gone": 1})
