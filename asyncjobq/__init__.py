@@ -26,6 +26,7 @@ from asyncjobq.errors import (
     JobNotFoundError,
     ParentError,
     ResultError,
+    ScheduleNotFoundError,
     SchedulerStateError,
     SchemaError,
     UnknownUpstreamError,
@@ -37,7 +38,9 @@ from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.outcomes import Cancel, Fail, Retry, Snooze
+from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
+from asyncjobq.schedules import Schedule
 from asyncjobq.states import Kind, State
 from asyncjobq.workflow import Container, Workflow
 
@@ -51,6 +54,7 @@ __all__ = [
     "AsyncJobQError",
     "Cancel",
     "Cancelled",
+    "CatchUp",
     "CommitUnknownError",
     "ConfigurationError",
     "Container",
@@ -79,6 +83,8 @@ __all__ = [
     "ResultError",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleNotFoundError",
     "Scheduler",
     "SchedulerStateError",
     "SchemaError",

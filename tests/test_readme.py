@@ -47,7 +47,7 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, transaction = SNIPPETS[1:4]
+    handlers, graphs, recurring, transaction = SNIPPETS[1:5]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -58,6 +58,9 @@ async def test_handlers_and_transactions(
     without_colors = [line for line in printed.splitlines()[1:] if "style" not in line]
     assert without_colors[: len(drawing.splitlines())] == drawing.splitlines()
     await namespace["nights"].aclose()
+    await run(recurring, namespace)
+    assert capsys.readouterr().out.startswith("greet Bo ")
+    await namespace["nights"].aclose()
     await run(transaction, namespace)
     assert [job.state for job in await media.find()] == ["done", "done", "ready", "ready"]
     await media.aclose()
@@ -66,7 +69,7 @@ async def test_handlers_and_transactions(
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[4:6]
+    fastapi, aiohttp = SNIPPETS[5:7]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -100,4 +103,4 @@ def test_the_servers_to_try_it_out_on_are_among_those_tested() -> None:
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 6
+    assert len(SNIPPETS) == 7

@@ -14,6 +14,7 @@ NAMES = [
     "AsyncJobQError",
     "Cancel",
     "Cancelled",
+    "CatchUp",
     "CommitUnknownError",
     "ConfigurationError",
     "Container",
@@ -42,6 +43,8 @@ NAMES = [
     "ResultError",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleNotFoundError",
     "Scheduler",
     "SchedulerStateError",
     "SchemaError",
@@ -69,6 +72,13 @@ SCHEDULER = {
         "worker_id: 'str | None' = None, schema: 'str | None' = None, "
         "table_prefix: 'str' = '') -> 'None'"
     ),
+    "add_schedule": (
+        "(self, name: 'str', job: 'JobSpec[Any] | str', args: 'Mapping[str, Any] | None' = None, "
+        "/, *, cron: 'str | None' = None, every: 'float | timedelta | None' = None, "
+        "timezone: 'str | ZoneInfo | None' = None, "
+        "catch_up: 'CatchUp | str' = <CatchUp.LATEST: 'latest'>, overlap: 'bool' = True, "
+        "session: 'AsyncCaller | None' = None, **options: 'Unpack[RecurringArgs]') -> 'Schedule'"
+    ),
     "aclose": "(self) -> 'None'",
     "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
     "check_database": "(self) -> 'None'",
@@ -93,11 +103,19 @@ SCHEDULER = {
         "(self, job: 'JobRef', /, *, limit: 'int' = 10000, session: 'AsyncCaller | None' = None) "
         "-> 'Graph'"
     ),
+    "pause_schedule": ("(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"),
     "progress": (
         "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'dict[State, int]'"
     ),
+    "remove_schedule": (
+        "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
+    "resume_schedule": (
+        "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
     "retry": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
     "run": "(self) -> 'None'",
+    "schedules": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[Schedule]'",
     "serve": "(self) -> 'None'",
     "serve_until_signalled": "(self) -> 'None'",
     "serving": "(self) -> 'AsyncIterator[Self]'",
@@ -157,9 +175,10 @@ def test_everything_public_is_documented() -> None:
 
 
 def test_the_registry() -> None:
-    assert {name for name in vars(Handlers) if not name.startswith("_")} == {
-        "find", "handler", "include", "types",
+    assert {name for name in dir(Handlers) if not name.startswith("_")} == {
+        "cron", "declare", "definitions", "every", "find", "handler", "include", "types",
     }  # fmt: skip
+    assert {"cron", "every", "handler"} <= vars(Scheduler("sqlite+aiosqlite:///unused.db")).keys()
     public = {name for name in vars(Handler) if not name.startswith("_")}
     assert {"job", "encode", "decode"} <= public
 
