@@ -21,6 +21,7 @@ from asyncjobq.settle import Sweep
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.tick import Tick
+from asyncjobq.unserved import Unserved
 from asyncjobq.wake import Wake
 from asyncjobq.writer import OutcomeWriter
 
@@ -55,6 +56,7 @@ class Worker:
         self._slots.on_end = self._tick.on_end = self._note_end
         self._slots.on_return = self._tick.expect_due
         self._declared = asyncio.Event()
+        self._unserved = Unserved(database, settings.queues, handlers.types)
         self._ends_when_idle = False
         self._waits_for_scheduled = False
 
@@ -89,6 +91,7 @@ class Worker:
                 group.create_task(self._forever("watching leases", self._expire)),
                 group.create_task(self._forever("finalizing", self._writer.write_once)),
                 group.create_task(self._forever("settling", self._settle)),
+                group.create_task(self._forever("looking for others' jobs", self._look_for_others)),
                 group.create_task(self._forever("declaring", self._declare, until=self._declared)),
             ]
             await self._forever("ticking", self._wake_up, until=self._stopping)
@@ -149,6 +152,8 @@ class Worker:
         if monotonic() >= self._tick.chores_at and await self._tick.chores_once():
             await self._tick.claim_once()
         if self._ends_when_idle and await self._is_idle():
+            for _ in range(2):
+                await self._unserved.look_once()
             self.stop()
             return
         due = max(0.0, self._tick.chores_at - monotonic())
@@ -158,6 +163,11 @@ class Worker:
 
     async def _is_idle(self) -> bool:
         return await self._tick.is_idle(scheduled=self._waits_for_scheduled)
+
+    async def _look_for_others(self) -> None:
+        await asyncio.sleep(self._unserved.pause)
+        if self._slots.empty:
+            await self._unserved.look_once()
 
     async def _renew(self) -> None:
         await asyncio.sleep(self._heartbeat.step)

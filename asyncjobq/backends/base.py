@@ -32,8 +32,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from asyncjobq.column_types import UtcDateTime
 from asyncjobq.errors import DatabaseUnavailableError
-from asyncjobq.models import Tables
-from asyncjobq.states import Kind
+from asyncjobq.models import Tables, in_state
+from asyncjobq.states import Kind, State
 from asyncjobq.transactions import Fault
 
 T = TypeVar("T")
@@ -172,6 +172,13 @@ class Backend(ABC):
         """Lock one job by primary key, waiting for whoever holds it; None if there is none."""
         query = select(*columns).where(self.tables.jobs.c.id == job_id)
         return connection.execute(query.with_for_update(key_share=True)).one_or_none()
+
+    def first_ready(
+        self, connection: Connection, column: ColumnElement[str], *conditions: ColumnElement[bool]
+    ) -> str | None:
+        """Return the least value of a column of the lanes among ready jobs, by a seek."""
+        ready = select(column).where(in_state(self.tables.jobs, State.READY), *conditions)
+        return connection.scalar(ready.order_by(column).limit(1))
 
     @abstractmethod
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:

@@ -101,6 +101,13 @@ class MySQLBackend(Backend):
         rows = connection.execute(query.order_by(*order)).all()
         return LanePage(lanes.page(rows, scan).lanes, len(rows) >= scan.bound)
 
+    def first_ready(
+        self, connection: Connection, column: ColumnElement[str], *conditions: ColumnElement[bool]
+    ) -> str | None:
+        # MariaDB sorts whatever the range holds if it is asked for the first row of an order.
+        ready = select(func.min(column)).where(in_state(self.tables.jobs, State.READY))
+        return connection.scalar(ready.where(*conditions))
+
     @property
     def _ready_index(self) -> str:
         return _READY.format(self.tables.jobs.name)
