@@ -24,17 +24,21 @@ from asyncjobq.errors import (
     JobEndedError,
     JobFailed,
     JobNotFoundError,
+    LeaseLostError,
     ParentError,
     ResultError,
     ScheduleNotFoundError,
     SchedulerStateError,
     SchemaError,
+    StoredResultError,
     UnknownUpstreamError,
     UnsupportedDatabaseError,
 )
 from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, Node, Upstream, after
+from asyncjobq.limit_control import LimitState
+from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.outcomes import Cancel, Fail, Retry, Snooze
@@ -52,10 +56,13 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Budget",
     "Cancel",
     "Cancelled",
+    "Capacity",
     "CatchUp",
     "CommitUnknownError",
+    "Concurrency",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -78,8 +85,12 @@ __all__ = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "LeaseLostError",
+    "Limit",
+    "LimitState",
     "Node",
     "ParentError",
+    "RateLimit",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -90,6 +101,7 @@ __all__ = [
     "SchemaError",
     "Snooze",
     "State",
+    "StoredResultError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",

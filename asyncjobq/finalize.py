@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection, select
 
 from asyncjobq.backends.base import Backend, chunked
-from asyncjobq.lease import Lease, still_ours
+from asyncjobq.codec import Encoded
+from asyncjobq.lease import Lease, completed_among, still_ours, store_progress
 from asyncjobq.outcomes import Ending, Outcome
 from asyncjobq.states import TERMINAL, State
 from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
@@ -21,6 +22,10 @@ class Finished:
 
     lease: Lease
     outcome: Outcome
+    progress: Encoded | None = None
+    """What the handler has reported last, if that is not stored yet."""
+    completing: bool = False
+    """Whether the handler may have ended the job itself, in a transaction of its own."""
 
 
 @dataclass
@@ -31,6 +36,8 @@ class Written:
     lost: list[Finished] = field(default_factory=list)
     held: list[Finished] = field(default_factory=list)
     """Rows that some transaction has locked: nothing was written, to be tried again."""
+    completed: dict[Lease, State] = field(default_factory=dict)
+    """What their handlers had ended themselves, and how; the outcome counts for nothing."""
     waiting: frozenset[int] = frozenset()
     """Jobs whose own work is over, but that wait for their children."""
     unsettled: bool = False
@@ -41,6 +48,7 @@ class Written:
         self.written += other.written
         self.lost += other.lost
         self.held += other.held
+        self.completed |= other.completed
         self.waiting |= other.waiting
         self.unsettled |= other.unsettled
 
@@ -64,34 +72,49 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
             continue
         result.written.append(item)
         moves.append(_move(item, row.cancel_requested))
+    progress = {item.lease: item.progress for item in result.written if item.progress is not None}
+    store_progress(connection, backend, progress)
     ends = [move for move in moves if isinstance(move, End)]
     ended = end_jobs(connection, backend, ends)
     result.unsettled, result.waiting = ended.unsettled, ended.waiting
     return_jobs(connection, backend, [move for move in moves if isinstance(move, Return)])
-    _sort_the_rest(connection, backend, list(waiting.values()), result)
+    ours = still_ours(connection, backend, [item.lease for item in waiting.values()])
+    for item in waiting.values():
+        (result.held if item.lease in ours else result.lost).append(item)
+    _part_completed(connection, backend, result)
+    _part_written(connection, backend, result)
     return result
 
 
-def _sort_the_rest(
-    connection: Connection, backend: Backend, items: Sequence[Finished], result: Written
-) -> None:
-    """Say of each outcome that found no row to lock whether it is held, lost, or written before."""
-    ours = still_ours(connection, backend, [item.lease for item in items])
-    gone = {item.lease.job_id: item for item in items if item.lease not in ours}
-    result.held += [item for item in items if item.lease in ours]
+def _part_completed(connection: Connection, backend: Backend, result: Written) -> None:
+    """Tell jobs that their own handlers have ended from those whose lease was lost."""
+    doubtful = [item.lease for item in result.lost if item.completing]
+    if not doubtful:
+        return
+    result.completed = completed_among(connection, backend, doubtful)
+    result.lost = [item for item in result.lost if item.lease not in result.completed]
+    result.unsettled |= bool(result.completed)
+
+
+def _part_written(connection: Connection, backend: Backend, result: Written) -> None:
+    """Tell outcomes that an earlier call has written from those whose lease was lost.
+
+    The answer to its COMMIT was lost on the way.
+    """
     jobs = backend.tables.jobs
-    for chunk in chunked(list(gone), 500):
+    doubtful = {item.lease.job_id: item for item in result.lost}
+    for chunk in chunked(list(doubtful), 500):
         query = select(jobs.c.id, jobs.c.lease_token, jobs.c.state, jobs.c.error)
         for row in connection.execute(query.where(jobs.c.id.in_(chunk))):
-            if _shows(row, gone[row.id]):
-                result.written.append(gone.pop(row.id))
+            if _shows(row, doubtful[row.id]):
+                result.written.append(doubtful[row.id])
+                result.lost.remove(doubtful[row.id])
                 result.waiting |= {row.id} if row.state == State.WAITING else frozenset()
                 result.unsettled = True
-    result.lost += gone.values()
 
 
 def _shows(row: Any, item: Finished) -> bool:
-    """Tell whether the row has this outcome: the answer to its COMMIT was lost, not the lease.
+    """Tell whether the row has this outcome.
 
     No other end of the same claim has its state and its error; and the next claim has a new token.
     """
@@ -115,4 +138,4 @@ def _move(item: Finished, cancel_requested: bool) -> End | Return:
 def failed_instead(item: Finished, reason: str) -> Finished:
     """Return the outcome for one that the database refused for its data."""
     error = f"The database refused the outcome ({item.outcome.ending}): {reason}"
-    return Finished(item.lease, Outcome(Ending.FAILED, error=error))
+    return replace(item, outcome=Outcome(Ending.FAILED, error=error), progress=None)

@@ -46,6 +46,7 @@ class Slots:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.on_return: Callable[[float], None] = lambda delay: None
         self.on_free: Callable[[], None] = lambda: None
+        self.on_slot_free: Callable[[Claimed], None] = lambda job: None
         self._settings = settings
         self._share = share
         self._heartbeat = heartbeat
@@ -75,12 +76,17 @@ class Slots:
         """Start no job from now on."""
         self._closed = True
 
-    def start(self, job: Claimed, handler: AnyHandler, leased_at: float) -> None:
-        """Run a job that was leased not before `leased_at` by the monotonic clock."""
+    def start(
+        self, job: Claimed, handler: AnyHandler, leased_at: float, weight: float | None = None
+    ) -> None:
+        """Run a job that was leased not before `leased_at` by the monotonic clock.
+
+        Its group is charged by `weight`, or else by the job's own.
+        """
         grace = min(5.0, self._settings.lease_ttl / 3)
         most = self._settings.max_result_bytes
         run = JobRun(job, handler, self._context(job), self._threads, grace, most)
-        charge = self._share.start(job.group_key, job.weight)
+        charge = self._share.start(job.group_key, job.weight if weight is None else weight)
         self._held[job.queue] += 1
         self._heartbeat.add(run, leased_at)
         if self._closed:  # claimed by a transaction that was under way
@@ -91,7 +97,13 @@ class Slots:
         """End a job that cannot be started, as failed; it takes no slot."""
         logger.error("Job %s (%s) cannot be started: %r", job.lease.job_id, job.type, error)
         reason = codec.printable(f"The job cannot be started: {error!r}")
-        self._keep(job, self._finish(job, Outcome(Ending.FAILED, error=reason)))
+        self._keep(job, self._refused(job, Outcome(Ending.FAILED, error=reason)))
+
+    async def _refused(self, job: Claimed, outcome: Outcome) -> None:
+        try:
+            await self._finish(job, Finished(job.lease, outcome))
+        finally:
+            self.on_slot_free(job)
 
     def _keep(self, job: Claimed, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=f"asyncjobq {job.lease.job_id}")
@@ -128,16 +140,18 @@ class Slots:
         try:
             outcome = await run.outcome()
             if outcome.ending is not Ending.LEASE_LOST:
-                await self._finish(run.claimed, outcome)
+                told, completing = run.context.reported.pending, run.context.completing
+                await self._finish(run.claimed, Finished(lease, outcome, told, completing))
         finally:
             self._heartbeat.remove(lease)
             self._held[run.claimed.queue] -= 1
             self._share.finish(charge, monotonic() - begun)
+            self.on_slot_free(run.claimed)
             self.on_free()
 
-    async def _finish(self, job: Claimed, outcome: Outcome) -> None:
-        state = await self._writer.write(Finished(job.lease, outcome))
-        self._note(job, outcome, state)
+    async def _finish(self, job: Claimed, finished: Finished) -> None:
+        state = await self._writer.write(finished)
+        self._note(job, finished.outcome, state)
 
     def _note(self, job: Claimed, outcome: Outcome, state: State | None) -> None:
         place = (job.lease.job_id, job.type, job.attempt)
@@ -146,7 +160,10 @@ class Slots:
                 "The outcome of job %s (%s, attempt %s) is refused: its lease was lost.", *place
             )
             return
-        if outcome.error:
+        if outcome.error and state is State.DONE:
+            reason = codec.one_line(outcome.summary or outcome.error)
+            logger.warning("Job %s (%s, attempt %s) was completed already when: %s", *place, reason)
+        elif outcome.error:
             ending = outcome.ending.replace("_", " ")
             reason = codec.one_line(outcome.summary or outcome.error)
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
@@ -166,4 +183,5 @@ class Slots:
             deadline=None if endless else job.started_at + timedelta(seconds=job.timeout),
             lease=LeaseRef(job.lease.job_id, job.lease.owner, job.lease.token),
             services=self._services,
+            stored_checkpoint=job.checkpoint,
         )

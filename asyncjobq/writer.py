@@ -87,6 +87,7 @@ class OutcomeWriter:
                 waits = item.lease.job_id in written.waiting
                 outcome = outcomes.get(item.lease, item.outcome)  # or what was written instead
                 state = State.WAITING if waits else outcome.state
+                state = written.completed.get(item.lease, state)
                 future.set_result(None if item.lease in lost else state)
         if written.unsettled:
             self.unsettled.set()

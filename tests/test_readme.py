@@ -47,7 +47,7 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, recurring, transaction = SNIPPETS[1:5]
+    handlers, graphs, recurring, transaction, long_jobs = SNIPPETS[1:6]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -64,12 +64,16 @@ async def test_handlers_and_transactions(
     await run(transaction, namespace)
     assert [job.state for job in await media.find()] == ["done", "done", "ready", "ready"]
     await media.aclose()
+    await run(long_jobs, namespace)
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines[:2])[1].startswith("done {'done': 3, 'total': 3, 'message': 'rows'} rows=3")
+    assert lines[2] == "rows=3"
 
 
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[5:7]
+    fastapi, aiohttp = SNIPPETS[6:8]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -103,4 +107,4 @@ def test_the_servers_to_try_it_out_on_are_among_those_tested() -> None:
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 7
+    assert len(SNIPPETS) == 8

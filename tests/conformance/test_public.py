@@ -12,10 +12,13 @@ from asyncjobq.errors import AsyncJobQError
 NAMES = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Budget",
     "Cancel",
     "Cancelled",
+    "Capacity",
     "CatchUp",
     "CommitUnknownError",
+    "Concurrency",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -38,8 +41,12 @@ NAMES = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "LeaseLostError",
+    "Limit",
+    "LimitState",
     "Node",
     "ParentError",
+    "RateLimit",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -50,6 +57,7 @@ NAMES = [
     "SchemaError",
     "Snooze",
     "State",
+    "StoredResultError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",
@@ -66,6 +74,7 @@ SCHEDULER = {
     "__init__": (
         "(self, database: 'str | URL | AsyncEngine', *, handlers: 'Iterable[Handlers]' = (), "
         "concurrency: 'int' = 10, queues: 'Iterable[str] | Mapping[str, int]' = ('default',), "
+        "limits: 'Iterable[Limit]' = (), "
         "lease_ttl: 'Duration' = 30.0, poll_interval: 'Duration' = 1.0, "
         "stop_timeout: 'Duration' = 20.0, default_timeout: 'Duration | None' = 3600.0, "
         "max_result_bytes: 'int' = 8000000, listen_url: 'str | URL | None' = None, "
@@ -80,6 +89,10 @@ SCHEDULER = {
         "session: 'AsyncCaller | None' = None, **options: 'Unpack[RecurringArgs]') -> 'Schedule'"
     ),
     "aclose": "(self) -> 'None'",
+    "as_completed": (
+        "(self, jobs: 'Iterable[JobRef]', /, *, timeout: 'Duration | None' = None) "
+        "-> 'AsyncIterator[Job[Any]]'"
+    ),
     "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
     "check_database": "(self) -> 'None'",
     "create_schema": "(self) -> 'None'",
@@ -114,6 +127,16 @@ SCHEDULER = {
         "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
     ),
     "retry": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
+    "clear_limit": "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
+    "limits": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[LimitState]'",
+    "set_limit": (
+        "(self, name: 'str', amount: 'float', /, *, per: 'float | timedelta | None' = None, "
+        "burst: 'int | None' = None, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
+    "set_weight": (
+        "(self, group_key: 'str', weight: 'float | None', /, *, "
+        "session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
     "run": "(self) -> 'None'",
     "schedules": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[Schedule]'",
     "serve": "(self) -> 'None'",
@@ -128,11 +151,15 @@ SCHEDULER = {
     ),
 }
 
-CONTEXT = {"add_child", "await_", "enqueue", "session", "upstreams"}
+CONTEXT = {"set_cost",
+    "add_child", "await_", "checkpoint", "checkpoint_sync", "complete", "complete_sync",
+    "enqueue", "progress", "session", "upstreams",
+}  # fmt: skip
 CONTEXT_VALUES = {
     "args",
     "attempt",
     "cancel_requested",
+    "checkpointed",
     "deadline",
     "job_id",
     "max_attempts",
@@ -180,7 +207,7 @@ def test_the_registry() -> None:
     }  # fmt: skip
     assert {"cron", "every", "handler"} <= vars(Scheduler("sqlite+aiosqlite:///unused.db")).keys()
     public = {name for name in vars(Handler) if not name.startswith("_")}
-    assert {"job", "encode", "decode"} <= public
+    assert {"job", "encode", "decode", "result_of"} <= public
 
 
 def test_the_context() -> None:
