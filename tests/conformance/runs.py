@@ -34,7 +34,7 @@ def run_of(
     now = datetime.now(UTC)
     lease = Lease(1, "worker", 1)
     claimed = Claimed(
-        lease, "default", "work", args, "", 1.0, attempt, max_attempts, timeout, now, now
+        lease, "default", "work", "", args, "", 1.0, attempt, max_attempts, timeout, now, now
     )
     services: Any = SimpleNamespace()
     lease = LeaseRef(1, "worker", 1)
