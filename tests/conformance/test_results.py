@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import text, update
+from sqlalchemy import Connection, text, update
 
 from asyncjobq import (
     DatabaseUnavailableError,

@@ -125,7 +125,8 @@ class TestWait:
 
     async def test_only_so_long(self, jobs: Jobs) -> None:
         job = await jobs.enqueue()
-        with pytest.raises(TimeoutError):
+        says = rf"Job {job.id} \(work\) has not ended in time; it is ready in the queue 'default'"
+        with pytest.raises(TimeoutError, match=says):
             await jobs.scheduler.wait(job, timeout=0.02)
         assert await jobs.state(job) == State.READY
 
