@@ -14,11 +14,10 @@ from asyncjobq.enqueue import enqueue
 from asyncjobq.errors import (
     ArgumentsError,
     AsyncJobQError,
-    Cancel,
+    CommitUnknownError,
     ConfigurationError,
     CycleError,
     DatabaseUnavailableError,
-    Fail,
     HandlerError,
     InvalidJobError,
     JobCancelled,
@@ -28,11 +27,9 @@ from asyncjobq.errors import (
     LeaseLostError,
     ParentError,
     ResultError,
-    Retry,
     ScheduleNotFoundError,
     SchedulerStateError,
     SchemaError,
-    Snooze,
     StaleSnapshotError,
     StoredResultError,
     UniqueConflictError,
@@ -46,6 +43,7 @@ from asyncjobq.limit_control import LimitState
 from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
+from asyncjobq.outcomes import Cancel, Fail, Retry, Snooze
 from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.schedules import Schedule
@@ -65,6 +63,7 @@ __all__ = [
     "Cancelled",
     "Capacity",
     "CatchUp",
+    "CommitUnknownError",
     "Concurrency",
     "ConfigurationError",
     "Container",

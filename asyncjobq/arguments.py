@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from difflib import get_close_matches
 from inspect import Parameter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ForwardRef, get_type_hints
@@ -94,11 +95,23 @@ class Arguments:
         try:
             args = dict(self.signature.bind(*positional, **named).arguments)
         except TypeError as error:
-            raise self._refusal(error) from error
+            raise self._refusal(self._unknown(named) or error) from error
         extra = args.pop(self._extra, {}) if self._extra else {}
         for name in self._reserved & extra.keys():
             raise self._refusal(f"{name!r} is filled in by the worker")
         return args | extra
+
+    def _unknown(self, named: Mapping[str, Any]) -> str | None:
+        """Say which name is not one of the parameters, and which of them is like it."""
+        known = self.signature.parameters
+        name = next((name for name in named if name not in known), None)
+        if self._extra is not None or not isinstance(name, str):
+            return None
+        if name in self._reserved:
+            return f"{name!r} is filled in by the worker"
+        like = get_close_matches(name, known, 1)
+        hint = f", but there is {like[0]!r}" if like else ""
+        return f"there is no parameter {codec.printable(repr(name), 100)}{hint}"
 
     def _convert(
         self, args: dict[str, Any], convert: Callable[[Converter, Any], Any]

@@ -52,6 +52,13 @@ def printable(text: str, limit: int = 10_000) -> str:
     return safe if len(safe) <= limit else f"{safe[:limit]}… ({len(safe) - limit} more characters)"
 
 
+def one_line(text: str, limit: int = 500) -> str:
+    """Return the first line of `text` for logs, with what would act on a terminal written out."""
+    first = next(iter(text.strip().splitlines()), "")
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in first)
+    return shown if len(shown) <= limit else f"{shown[:limit]}…"
+
+
 def _explain(value: Any, error: Exception) -> str:
     if isinstance(error, RecursionError) or "Circular" in str(error):
         return "it contains itself or is nested too deeply for JSON"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, select, update
@@ -13,11 +12,11 @@ from asyncjobq.backends.base import Backend
 from asyncjobq.enqueue import TOPIC
 from asyncjobq.errors import InvalidJobError, JobNotFoundError
 from asyncjobq.revival import refused, reopen
-from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State
+from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State, Word
 from asyncjobq.transition import End, Locked, end_jobs
 
 
-class Cancelled(StrEnum):
+class Cancelled(Word):
     """What a call of `cancel` has done."""
 
     CANCELLED = "cancelled"  # it had not started, and will not

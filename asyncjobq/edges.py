@@ -40,11 +40,6 @@ def dependant_edges(
     return _edges(connection.execute(backend.built(_of_upstreams), parameters))
 
 
-def existing(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> set[int]:
-    """Return which of these jobs exist."""
-    return {row.id for row in rows_by_id(connection, backend.built(_existing), job_ids)}
-
-
 def mark_satisfied(connection: Connection, backend: Backend, edges: Iterable[Edge]) -> int:
     """Mark edges as satisfied, and count them.
 
@@ -122,11 +117,6 @@ def _of_upstreams(backend: Backend) -> Select[Any]:
 def _columns(backend: Backend) -> Select[Any]:
     deps = backend.tables.deps
     return select(deps.c.job_id, deps.c.depends_on_id, deps.c.on_failure)
-
-
-def _existing(backend: Backend) -> Select[Any]:
-    jobs = backend.tables.jobs
-    return select(jobs.c.id).where(backend.among(jobs.c.id))
 
 
 def _mark(backend: Backend) -> Update:

@@ -6,15 +6,15 @@ unsettled; `settle.py` decides later, in a transaction of its own, whether they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar, Unpack, overload
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from asyncjobq import cycles, unique
 from asyncjobq.backends import backend_for
-from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.backends.base import Backend
 from asyncjobq.callers import AsyncCaller, in_transaction_of, refuse_autocommit
 from asyncjobq.drafts import Batch, Draft
 from asyncjobq.errors import (
@@ -182,12 +182,8 @@ def _check_parents(
             raise ParentError(f"parent={job_id} {state}: it takes no more children.")
 
 
-def _check_upstreams(connection: Connection, backend: Backend, job_ids: Iterable[int]) -> None:
-    jobs = backend.tables.jobs
-    missing = set(job_ids)
-    for chunk in chunked(sorted(missing), 1000):
-        missing.difference_update(connection.scalars(select(jobs.c.id).where(jobs.c.id.in_(chunk))))
-    if missing:
+def _check_upstreams(connection: Connection, backend: Backend, job_ids: set[int]) -> None:
+    if missing := job_ids - backend.existing(connection, job_ids):
         raise UnknownUpstreamError(sorted(missing))
 
 

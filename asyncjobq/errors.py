@@ -21,16 +21,13 @@
     ├── LeaseLostError                end the handler; the job is another's, or over
     ├── DatabaseUnavailableError      nothing was written; try again later
     ├── StaleSnapshotError            nothing was written; try again in a new transaction
+    ├── CommitUnknownError            look whether it was written before trying again
     └── SchedulerStateError           e.g. serve() while it serves already
 
-Raised by handlers, and never by the library, to say how their attempt ends:
-`Retry`, `Snooze`, `Fail` and `Cancel`.
+What handlers raise to say how their attempt ends is in `outcomes.py`.
 """
 
 from __future__ import annotations
-
-from datetime import timedelta
-from math import isfinite
 
 
 class AsyncJobQError(Exception):
@@ -197,41 +194,12 @@ class StaleSnapshotError(AsyncJobQError):
         )
 
 
+class CommitUnknownError(AsyncJobQError):
+    """The connection broke during COMMIT: the call may have taken effect, or not.
+
+    It is no DatabaseUnavailableError, for a caller that repeats on those would do it twice.
+    """
+
+
 class SchedulerStateError(AsyncJobQError, RuntimeError):
     """The scheduler is not in a state in which this call makes sense."""
-
-
-def _seconds(after: float | timedelta) -> float:
-    number = after.total_seconds() if isinstance(after, timedelta) else after
-    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
-        raise ValueError(f"after takes finite seconds or a timedelta, not {after!r}.")
-    return float(number)
-
-
-class AttemptEnd(Exception):
-    """How a handler ends its own attempt; see the subclasses."""
-
-
-class Retry(AttemptEnd):
-    """Run this job again, after a delay in seconds (default: the handler's retry policy)."""
-
-    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
-        self.reason = reason
-        self.after = None if after is None else _seconds(after)
-        super().__init__(reason or "the handler asked for a retry")
-
-
-class Snooze(AttemptEnd):
-    """Run this job again after a delay in seconds; costs no attempt."""
-
-    def __init__(self, after: float | timedelta) -> None:
-        self.after = _seconds(after)
-        super().__init__(f"the handler snoozed for {self.after:g} s")
-
-
-class Fail(AttemptEnd):
-    """End this job as failed now, whatever attempts are left."""
-
-
-class Cancel(AttemptEnd):
-    """End this job as cancelled now."""

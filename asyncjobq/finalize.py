@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, select
 
-from asyncjobq.backends.base import Backend, rows_by_id
+from asyncjobq.backends.base import Backend, chunked, rows_by_id
 from asyncjobq.codec import Encoded
 from asyncjobq.lease import Lease, completed_among, still_ours, store_progress
 from asyncjobq.outcomes import Ending, Outcome
@@ -43,6 +43,15 @@ class Written:
     unsettled: frozenset[int] = frozenset()
     """Those that have dependants or a parent, for `settle.py` to tell."""
 
+    def add(self, other: Written) -> None:
+        """Take in what became of others."""
+        self.written += other.written
+        self.lost += other.lost
+        self.held += other.held
+        self.completed |= other.completed
+        self.waiting |= other.waiting
+        self.unsettled |= other.unsettled
+
 
 def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Finished]) -> Written:
     """Write a batch of outcomes under their fences.
@@ -72,6 +81,7 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     for item in waiting.values():
         (result.held if item.lease in ours else result.lost).append(item)
     _part_completed(connection, backend, result)
+    _part_written(connection, backend, result)
     return result
 
 
@@ -89,6 +99,35 @@ def _part_completed(connection: Connection, backend: Backend, result: Written) -
     result.completed = completed_among(connection, backend, doubtful)
     result.lost = [item for item in result.lost if item.lease not in result.completed]
     result.unsettled |= {lease.job_id for lease in result.completed}
+
+
+def _part_written(connection: Connection, backend: Backend, result: Written) -> None:
+    """Tell outcomes that an earlier call has written from those whose lease was lost.
+
+    The answer to its COMMIT was lost on the way.
+    """
+    jobs = backend.tables.jobs
+    doubtful = {item.lease.job_id: item for item in result.lost}
+    for chunk in chunked(list(doubtful), 500):
+        query = select(jobs.c.id, jobs.c.lease_token, jobs.c.state, jobs.c.error)
+        for row in connection.execute(query.where(jobs.c.id.in_(chunk))):
+            if _shows(row, doubtful[row.id]):
+                result.written.append(doubtful[row.id])
+                result.lost.remove(doubtful[row.id])
+                result.waiting |= {row.id} if row.state == State.WAITING else frozenset()
+                result.unsettled |= {row.id}
+
+
+def _shows(row: Any, item: Finished) -> bool:
+    """Tell whether the row has this outcome.
+
+    No other end of the same claim has its state and its error; and the next claim has a new token.
+    """
+    if row.lease_token != item.lease.token or row.error != item.outcome.error:
+        return False
+    if item.outcome.state in TERMINAL:
+        return row.state in (item.outcome.state, State.WAITING)
+    return row.error is not None and row.state in (State.READY, State.SCHEDULED)
 
 
 def _move(item: Finished, cancel_requested: bool) -> End | Return:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Final, Generic, Self, TypeVar
 
 from sqlalchemy import Row
 
 from asyncjobq.errors import InvalidJobError
 from asyncjobq.models import DEFAULT_PRIORITY
-from asyncjobq.states import TERMINAL, Kind, State
+from asyncjobq.states import TERMINAL, Kind, State, Word
 
 R = TypeVar("R", covariant=True)
 
@@ -108,7 +107,7 @@ def id_of(job: JobRef) -> int:
     raise InvalidJobError(f"A job is named by itself or its integer id, not by {job!r}.")
 
 
-class OnFailure(StrEnum):
+class OnFailure(Word):
     """What becomes of a job when one that it depends on fails or is cancelled."""
 
     CANCEL = "cancel"

@@ -15,6 +15,8 @@ from typing import Any, Final
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Table,
+    and_,
     bindparam,
     case,
     func,
@@ -22,6 +24,7 @@ from sqlalchemy import (
     literal_column,
     null,
     select,
+    tuple_,
     update,
 )
 
@@ -197,7 +200,7 @@ def renew_once(
         (renewal.renewed if owned else renewal.lost).add(lease)
         if owned and row.cancel_requested:
             renewal.cancel_requested.add(lease)
-    _extend(connection, backend, [lease.job_id for lease in renewal.renewed], ttl)
+    extend(connection, backend, renewal.renewed, ttl)
     renewal.held = still_ours(connection, backend, list(by_id.values()))
     renewal.lost |= set(by_id.values()) - renewal.held
     reported = {lease: value for lease, value in progress.items() if lease in renewal.renewed}
@@ -287,15 +290,24 @@ def _taken_back(row: Any) -> End | Return:
     return Return(locked)
 
 
-def _extend(connection: Connection, backend: Backend, ids: list[int], ttl: float) -> None:
-    """Write new expiry times; the rows are locked and their tokens were compared under the lock."""
+def extend(connection: Connection, backend: Backend, leases: Collection[Lease], ttl: float) -> None:
+    """Write new expiry times for leases whose rows are locked and were compared, fenced anyway."""
     jobs = backend.tables.jobs
-    for chunk in chunked(sorted(ids), 500):
+    for chunk in chunked(sorted(leases, key=lambda lease: lease.job_id), 500):
         connection.execute(
             update(jobs)
-            .where(jobs.c.id.in_(chunk))
+            .where(jobs.c.id.in_([lease.job_id for lease in chunk]), _fence(jobs, chunk))
             .values(state=State.RUNNING, lease_expires=backend.now(ttl), heartbeat_at=backend.now())
         )
+
+
+def _fence(jobs: Table, leases: Sequence[Lease]) -> ColumnElement[bool]:
+    """Return the fence of leases; most have one owner and one token, and else it costs more."""
+    columns = (jobs.c.lease_owner, jobs.c.lease_token)
+    if len(marks := {(lease.owner, lease.token) for lease in leases}) == 1:
+        return and_(*(column == mark for column, mark in zip(columns, *marks, strict=True)))
+    whole = [(lease.job_id, lease.owner, lease.token) for lease in leases]
+    return tuple_(jobs.c.id, *columns).in_(whole)
 
 
 def _filled_in(

@@ -1,12 +1,66 @@
-"""Waiting for a task that is stopped in order and not cut off, and signals for scripts."""
+"""Blocks, waiting for a task that is stopped in order and not cut off, and signals for scripts."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Block(AbstractAsyncContextManager[T]):
+    """What `async with` enters; used in any other way, it says so."""
+
+    def __init__(self, name: str, manager: AbstractAsyncContextManager[T]) -> None:
+        self._name = name
+        self._manager = manager
+
+    async def __aenter__(self) -> T:
+        return await self._manager.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return await self._manager.__aexit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # what copying and inspecting look for
+            raise AttributeError(name)
+        raise AttributeError(f"{self._usage} Outside, there is no {name!r}.")
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(self._usage)
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __await__(self) -> NoReturn:
+        raise TypeError(self._usage)
+
+    @property
+    def _usage(self) -> str:
+        return (
+            f"Write `async with ….{self._name}(…) as variable:` and use the variable in its block."
+        )
+
+
+def block(function: Callable[P, AsyncIterator[T]]) -> Callable[P, Block[T]]:
+    """Make a method whose calls are to be entered with `async with` of a generator."""
+    manager = asynccontextmanager(function)
+
+    @functools.wraps(function)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Block[T]:
+        return Block(function.__name__, manager(*args, **kwargs))
+
+    return made
 
 
 async def ended(task: asyncio.Task[Any], stop: Callable[[], None]) -> None:

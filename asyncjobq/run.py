@@ -20,11 +20,11 @@ from anyio import CapacityLimiter
 from asyncjobq import codec
 from asyncjobq.clock import monotonic, seconds
 from asyncjobq.context import JobContext
-from asyncjobq.errors import ArgumentsError, Cancel, Fail, ResultError, Retry, Snooze
+from asyncjobq.errors import ArgumentsError, ResultError
 from asyncjobq.handlers import AnyHandler
 from asyncjobq.lease import Claimed
 from asyncjobq.options import LONGEST
-from asyncjobq.outcomes import Ending, Outcome
+from asyncjobq.outcomes import Cancel, Ending, Fail, Outcome, Retry, Snooze
 
 logger = logging.getLogger("asyncjobq.run")
 

@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 from asyncjobq.clock import seconds
-from asyncjobq.codec import MAX_BYTES
-from asyncjobq.errors import ConfigurationError
-from asyncjobq.options import LONGEST, NO_TIMEOUT
+from asyncjobq.codec import MAX_BYTES, printable
+from asyncjobq.errors import ConfigurationError, InvalidJobError
+from asyncjobq.options import LONGEST, NO_TIMEOUT, check_text
 
 Duration = float | timedelta
 
@@ -104,8 +104,7 @@ def _queues(queues: Any, concurrency: int) -> dict[str, int]:
     else:
         named = dict.fromkeys(queues, concurrency)
     for name in named:
-        if not isinstance(name, str) or not 1 <= len(name) <= 64:
-            raise ConfigurationError(f"A queue's name has 1 to 64 characters; {name!r} does not.")
+        _text("A queue's name", name, 64)
     if not named:
         raise ConfigurationError("queues must name at least one queue.")
     return named
@@ -113,7 +112,16 @@ def _queues(queues: Any, concurrency: int) -> dict[str, int]:
 
 def _worker_id(given: str | None) -> str:
     if given is None:
-        return f"{socket.gethostname()[:150]}-{os.getpid()}-{os.urandom(4).hex()}"
-    if not isinstance(given, str) or not 1 <= len(given) <= 255:
-        raise ConfigurationError(f"worker_id has 1 to 255 characters; {given!r} does not.")
-    return given
+        host = printable(socket.gethostname())[:150]
+        return f"{host}-{os.getpid()}-{os.urandom(4).hex()}"
+    return _text("worker_id", given, 255)
+
+
+def _text(name: str, value: Any, longest: int) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= longest:
+        raise ConfigurationError(f"{name} has 1 to {longest} characters; {value!r} does not.")
+    try:
+        check_text(name, value, longest)
+    except InvalidJobError as error:
+        raise ConfigurationError(str(error)) from error
+    return value

@@ -241,7 +241,7 @@ def _lock_upstreams(connection: Connection, backend: Backend, locks: _Locks) -> 
     locked = _locked(connection, backend, wanted)
     locks.edges += found
     locks.upstreams.update({job_id: State(row.state) for job_id, row in locked.items()})
-    held = edges.existing(connection, backend, sorted(wanted - locked.keys()))
+    held = backend.existing(connection, wanted - locked.keys())
     locks.upstreams.update(dict.fromkeys(wanted - locked.keys() - held))
     locks.held = {edge.job for edge in found if edge.upstream in held}
     locks.incomplete |= locks.held
@@ -310,4 +310,4 @@ def _columns(backend: Backend) -> Select[Any]:
         "lease_token",
         "unique_held",
     )
-    return select(*(backend.tables.jobs.c[name] for name in (*names, *lease)))
+    return select(*(backend.tables.jobs.c[name] for name in names))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from anyio import CapacityLimiter
 
+from asyncjobq import codec
 from asyncjobq.clock import monotonic
 from asyncjobq.context import JobContext, LeaseRef, Services
 from asyncjobq.fairshare import Charge, FairShare
@@ -85,12 +86,27 @@ class Slots:
         grace = min(5.0, self._settings.lease_ttl / 3)
         most = self._settings.max_result_bytes
         run = JobRun(job, handler, self._context(job), self._threads, grace, most)
+        charge = self._share.start(job.group_key, job.weight if weight is None else weight)
         self._held[job.queue] += 1
         self._heartbeat.add(run, leased_at)
-        charge = self._share.start(job.group_key, job.weight if weight is None else weight)
         if self._closed:  # claimed by a transaction that was under way
             run.stop(Stop.INTERRUPTED)
-        task = asyncio.create_task(self._job(run, charge), name=f"asyncjobq {job.lease.job_id}")
+        self._keep(job, self._job(run, charge))
+
+    def refuse(self, job: Claimed, error: Exception) -> None:
+        """End a job that cannot be started, as failed; it takes no slot."""
+        logger.error("Job %s (%s) cannot be started: %r", job.lease.job_id, job.type, error)
+        reason = codec.printable(f"The job cannot be started: {error!r}")
+        self._keep(job, self._refused(job, Outcome(Ending.FAILED, error=reason)))
+
+    async def _refused(self, job: Claimed, outcome: Outcome) -> None:
+        try:
+            await self._finish(job, Finished(job.lease, outcome))
+        finally:
+            self.on_slot_free(job)
+
+    def _keep(self, job: Claimed, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"asyncjobq {job.lease.job_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -125,14 +141,17 @@ class Slots:
             outcome = await run.outcome()
             if outcome.ending is not Ending.LEASE_LOST:
                 told, completing = run.context.reported.pending, run.context.completing
-                state = await self._writer.write(Finished(lease, outcome, told, completing))
-                self._note(run.claimed, outcome, state)
+                await self._finish(run.claimed, Finished(lease, outcome, told, completing))
         finally:
             self._heartbeat.remove(lease)
             self._held[run.claimed.queue] -= 1
             self._share.finish(charge, monotonic() - begun)
             self.on_slot_free(run.claimed)
             self.on_free()
+
+    async def _finish(self, job: Claimed, finished: Finished) -> None:
+        state = await self._writer.write(finished)
+        self._note(job, finished.outcome, state)
 
     def _note(self, job: Claimed, outcome: Outcome, state: State | None) -> None:
         place = (job.lease.job_id, job.type, job.attempt)
@@ -142,11 +161,11 @@ class Slots:
             )
             return
         if outcome.error and state is State.DONE:
-            reason = outcome.summary or outcome.error.splitlines()[0]
+            reason = codec.one_line(outcome.summary or outcome.error)
             logger.warning("Job %s (%s, attempt %s) was completed already when: %s", *place, reason)
         elif outcome.error:
             ending = outcome.ending.replace("_", " ")
-            reason = outcome.summary or outcome.error.splitlines()[0]
+            reason = codec.one_line(outcome.summary or outcome.error)
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
         if state in TERMINAL:
             self.on_end(job.lease.job_id, state)

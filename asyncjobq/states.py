@@ -6,7 +6,14 @@ from enum import StrEnum
 from typing import Final
 
 
-class State(StrEnum):
+class Word(StrEnum):
+    """A value that is a word, and prints as one, also in dicts and dataclasses."""
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class State(Word):
     """Where a job stands; stored by value."""
 
     SCHEDULED = "scheduled"  # run_after lies ahead
@@ -20,7 +27,7 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Kind(StrEnum):
+class Kind(Word):
     """What a row is: a job that runs, or a container that only holds others."""
 
     JOB = "job"
@@ -41,6 +48,7 @@ NOT_STARTED: Final = frozenset({State.BLOCKED, State.READY, State.SCHEDULED})
 
 _BACK_IN_LINE: Final = frozenset({State.READY, State.SCHEDULED})
 
+# What the path's writes keep to, although none looks here: the tests let SQLite refuse others.
 MOVES: Final[dict[State, frozenset[State]]] = {
     State.SCHEDULED: frozenset({State.READY, State.CANCELLED, State.WAITING}),
     State.BLOCKED: frozenset({State.READY, State.SCHEDULED, State.WAITING, State.CANCELLED}),
@@ -52,8 +60,3 @@ MOVES: Final[dict[State, frozenset[State]]] = {
     State.FAILED: _BACK_IN_LINE | {State.BLOCKED, State.WAITING},
     State.CANCELLED: _BACK_IN_LINE | {State.BLOCKED, State.WAITING},
 }
-
-
-def sources_of(target: State) -> frozenset[State]:
-    """Return the states from which a job may move to `target`."""
-    return frozenset(state for state, targets in MOVES.items() if target in targets)

@@ -101,6 +101,9 @@ class Tick:
         leased_at = monotonic()
         plain, limited = self._limiter.parted(takes)
         claim = await self._database.run(lambda c: self._claim_in(c, plain, limited))
+        weights = {lane.group_key: lane.head_weight for take in takes for lane in take.lanes}
+        for job in claim.claimed:
+            self._start(job, leased_at, weights.get(job.group_key))
         self._limiter.note(claim)
         # A limit that cut a group's claim short says nothing of the group's other lanes.
         self._again |= claim.rekeyed or bool(limited and claim.claimed)
@@ -108,11 +111,13 @@ class Tick:
             backend, missing = self._database.backend, claim.missing
             await self._database.run(lambda c: make_rows(c, backend, missing))
             self._again = True
-        weights = {lane.group_key: lane.head_weight for take in takes for lane in take.lanes}
-        for job in claim.claimed:
-            handler = self._handlers[job.type]
-            self._slots.start(job, handler, leased_at, weights.get(job.group_key))
         return claim.claimed
+
+    def _start(self, job: Claimed, leased_at: float, weight: float | None) -> None:
+        try:
+            self._slots.start(job, self._handlers[job.type], leased_at, weight)
+        except Exception as error:  # the others are leased too, and must not be left so
+            self._slots.refuse(job, error)
 
     def _claim_in(
         self, connection: Connection, plain: list[Take], limited: list[Take]

@@ -9,7 +9,8 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from asyncjobq.backoff import outage_delays
-from asyncjobq.errors import DatabaseUnavailableError
+from asyncjobq.codec import one_line
+from asyncjobq.errors import CommitUnknownError, DatabaseUnavailableError
 
 T = TypeVar("T")
 
@@ -25,10 +26,6 @@ class Fault(Enum):
 
 ATTEMPTS: Final = 8
 """How often a transaction is tried before its conflict is reported."""
-
-
-class CommitUnknownError(DatabaseUnavailableError):
-    """The connection broke during COMMIT: the transaction may or may not have happened."""
 
 
 async def retrying(
@@ -67,5 +64,4 @@ def unavailable(error: BaseException) -> DatabaseUnavailableError:
 def reason_of(error: BaseException) -> str:
     """Return the first line of what the driver says, without SQL or parameters."""
     cause = getattr(error, "orig", None) or error
-    lines = str(cause).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(cause).__name__
+    return one_line(str(cause)).rstrip(".") or type(cause).__name__

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import suppress
 from weakref import WeakSet
 
 from asyncjobq.clock import wait_for_event
@@ -15,13 +17,13 @@ class Wake:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._news = False
-        _LISTENING.add(self)
+        with _LOCK:
+            _LISTENING.add(self)
 
     def ring(self, delay: float = 0.0) -> None:
         """Tell of news in the tables: end the sleep, or the next one if the worker is awake."""
-        if not self._loop.is_closed():
-            later = self._loop.call_later
-            self._loop.call_soon_threadsafe(later, delay, self._ring_with_news)
+        with suppress(RuntimeError):  # the loop is closed, and its worker gone with it
+            self._loop.call_soon_threadsafe(self._loop.call_later, delay, self._ring_with_news)
 
     def _ring_with_news(self) -> None:
         self._news = True
@@ -44,13 +46,18 @@ class Wake:
 
     def close(self) -> None:
         """Ring no more."""
-        _LISTENING.discard(self)
+        with _LOCK:
+            _LISTENING.discard(self)
 
 
 _LISTENING: WeakSet[Wake] = WeakSet()
+_LOCK = threading.Lock()
+"""Held while the set is read or changed: workers come and go in other threads meanwhile."""
 
 
 def ring_all(delay: float = 0.0) -> None:
     """Ring every worker of this process, in so many seconds: somebody here has enqueued."""
-    for wake in list(_LISTENING):
+    with _LOCK:
+        listening = list(_LISTENING)
+    for wake in listening:
         wake.ring(delay)

@@ -12,7 +12,7 @@ from asyncjobq.backends.base import Database
 from asyncjobq.backoff import outage_delays
 from asyncjobq.clock import monotonic, wait_for_event
 from asyncjobq.context import Services
-from asyncjobq.errors import DatabaseUnavailableError
+from asyncjobq.errors import ConfigurationError, DatabaseUnavailableError
 from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import Handlers
 from asyncjobq.heartbeat import Heartbeat
@@ -24,6 +24,7 @@ from asyncjobq.settle import Settled, Sweep
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.tick import Tick
+from asyncjobq.unserved import Unserved
 from asyncjobq.wake import Wake
 from asyncjobq.writer import OutcomeWriter
 
@@ -70,16 +71,21 @@ class Worker:
         self._outbox.on_settled = self._note_settled
         self._held_pauses = self._new_held_pauses()
         self._declared = asyncio.Event()
+        self._unserved = Unserved(database, settings.queues, handlers.types)
         self._ends_when_idle = False
         self._waits_for_scheduled = False
 
-    async def serve(self, check: Callable[[], Awaitable[None]]) -> None:
+    async def serve(
+        self, check: Callable[[], Awaitable[None]], *, in_background: bool = False
+    ) -> None:
         """Work until stopped; database outages and bad jobs never end it.
 
-        `check` says first what is wrong with the database; one that is away is waited for.
+        `check` says first what is wrong with the database; one that is away is waited for. What
+        else is wrong is raised, but `in_background`, where nobody would see it, is logged until it
+        is put right, and raised if it never was.
         """
         try:
-            if await self._until_answered(check):
+            if await self._until_answered(check, in_background):
                 await self._work()
         finally:
             self._limiter.close()
@@ -101,6 +107,7 @@ class Worker:
                 group.create_task(self._forever("watching leases", self._expire)),
                 group.create_task(self._forever("finalizing", self._writer.write_once)),
                 group.create_task(self._forever("settling", self._settle)),
+                group.create_task(self._forever("looking for others' jobs", self._look_for_others)),
                 group.create_task(self._forever("declaring", self._declare, until=self._declared)),
             ]
             await self._forever("ticking", self._wake_up, until=self._stopping)
@@ -125,18 +132,27 @@ class Worker:
         self._slots.close()
         self._wake.ring_here()
 
-    async def _until_answered(self, check: Callable[[], Awaitable[None]]) -> bool:
+    async def _until_answered(
+        self, check: Callable[[], Awaitable[None]], in_background: bool
+    ) -> bool:
         """Ask until the database answers; False if the worker was stopped before."""
-        delays = outage_delays()
+        delays, wrong = outage_delays(), None
         while not self._stopping.is_set():
+            delay = next(delays)
             try:
                 await check()
             except DatabaseUnavailableError as error:
-                delay = next(delays)
                 _report("starting", error, delay)
-                await wait_for_event(self._stopping, delay)
+            except ConfigurationError as error:
+                if not in_background:
+                    raise
+                wrong = error
+                logger.critical("No job runs here: %s (looking again in %.1f s)", error, delay)
             else:
                 return True
+            await wait_for_event(self._stopping, delay)
+        if wrong is not None:
+            raise wrong
         return False
 
     async def _finish_jobs(self) -> None:
@@ -152,6 +168,8 @@ class Worker:
         if monotonic() >= self._tick.chores_at and await self._tick.chores_once():
             await self._tick.claim_once()
         if self._ends_when_idle and await self._is_idle():
+            for _ in range(2):
+                await self._unserved.look_once()
             self.stop()
             return
         due = max(0.0, self._tick.chores_at - monotonic())
@@ -162,6 +180,11 @@ class Worker:
 
     async def _is_idle(self) -> bool:
         return await self._tick.is_idle(scheduled=self._waits_for_scheduled)
+
+    async def _look_for_others(self) -> None:
+        await asyncio.sleep(self._unserved.pause)
+        if self._slots.empty:
+            await self._unserved.look_once()
 
     async def _renew(self) -> None:
         await asyncio.sleep(self._heartbeat.step)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final
 
+from sqlalchemy import select
+
 from asyncjobq.backends.base import Database
 from asyncjobq.finalize import Finished, Written, failed_instead, finalize_once
+from asyncjobq.lease import Lease
 from asyncjobq.outbox import Outbox
 from asyncjobq.states import State
 from asyncjobq.transactions import Fault, reason_of
@@ -19,8 +22,9 @@ logger = logging.getLogger("asyncjobq.writer")
 BATCH_ROWS = 500
 BATCH_BYTES = 4_000_000
 HELD_PAUSE = 0.05
-PASSING: Final = {Fault.CONFLICT, Fault.UNAVAILABLE}
-"""Faults that are not the outcome's: writing it again may succeed."""
+BREAKS: Final = 5
+"""How often an outcome may break its connection, alone and while the database answers on others,
+before it is taken to be why."""
 
 
 class OutcomeWriter:
@@ -31,6 +35,7 @@ class OutcomeWriter:
         self._outbox = outbox
         self._queue: deque[tuple[Finished, asyncio.Future[State | None]]] = deque()
         self._filled = asyncio.Event()
+        self._breaks: Counter[Lease] = Counter()
 
     async def write(self, item: Finished) -> State | None:
         """Wait until the outcome is committed; returns the new state, None if the lease is lost."""
@@ -73,14 +78,18 @@ class OutcomeWriter:
         self, batch: Sequence[tuple[Finished, asyncio.Future[State | None]]], written: Written
     ) -> None:
         held = {item.lease for item in written.held}
+        outcomes = {item.lease: item.outcome for item in written.written}
         lost = {item.lease for item in written.lost}
         for item, future in batch:
             if item.lease in held:
                 self._queue.append((item, future))
                 self._filled.set()
-            elif not future.done():
+                continue
+            self._breaks.pop(item.lease, None)
+            if not future.done():
                 waits = item.lease.job_id in written.waiting
-                state = State.WAITING if waits else item.outcome.state
+                outcome = outcomes.get(item.lease, item.outcome)  # or what was written instead
+                state = State.WAITING if waits else outcome.state
                 state = written.completed.get(item.lease, state)
                 future.set_result(None if item.lease in lost else state)
 
@@ -88,29 +97,67 @@ class OutcomeWriter:
         try:
             return await self._run(items)
         except Exception as error:
-            if self._database.backend.fault_of(error) in PASSING:
+            if await self._passes(error):
                 raise
             return await self._one_by_one(items)
 
     async def _one_by_one(self, items: Sequence[Finished]) -> Written:
-        """Write each outcome alone, so that one which the database refuses spoils no other."""
-        total = Written()
-        for item in items:
+        """Write each outcome alone, so that one which the database refuses spoils no other.
+
+        What cannot be written now is held; raises why if that is all.
+        """
+        total, kept = Written(), None
+        for number, item in enumerate(items):
             try:
-                one = await self._run([item])
+                total.add(await self._alone(item))
             except Exception as error:
-                if self._database.backend.fault_of(error) in PASSING:
-                    raise
-                reason = reason_of(error)
-                logger.warning("The outcome of job %s is refused: %s", item.lease.job_id, reason)
-                one = await self._run([failed_instead(item, reason)])
-            total.written += one.written
-            total.lost += one.lost
-            total.held += one.held
-            total.completed |= one.completed
-            total.waiting |= one.waiting
-            total.unsettled |= one.unsettled
+                kept, away = error, await self._passes(error)
+                total.held += items[number:] if away else [item]
+                if away:
+                    break
+        if kept is not None and not total.written and not total.lost:
+            raise kept
         return total
+
+    async def _alone(self, item: Finished) -> Written:
+        """Write one outcome, or in its place that the database refuses it."""
+        try:
+            return await self._run([item])
+        except Exception as error:
+            if not await self._is_refused(item, error):
+                raise
+            reason = reason_of(error.__cause__ or error)
+        logger.warning("The outcome of job %s is refused: %s", item.lease.job_id, reason)
+        return await self._run([failed_instead(item, reason)])
+
+    async def _is_refused(self, item: Finished, error: Exception) -> bool:
+        if await self._passes(error):
+            return False
+        if self._database.backend.fault_of(error) is not Fault.UNAVAILABLE:
+            return True
+        self._breaks[item.lease] += 1
+        return self._breaks[item.lease] >= BREAKS
+
+    async def _passes(self, error: Exception) -> bool:
+        """Tell whether the error has nothing to do with what was to be written.
+
+        A connection that breaks while the database answers on others may do so because of it, for
+        example because it is longer than the server takes.
+        """
+        match self._database.backend.fault_of(error):
+            case Fault.CONFLICT:
+                return True
+            case Fault.UNAVAILABLE:
+                return not await self._answers()
+            case _:
+                return False
+
+    async def _answers(self) -> bool:
+        try:
+            await self._database.read(lambda c: c.scalar(select(1)))
+        except Exception:
+            return False
+        return True
 
     async def _run(self, items: Sequence[Finished]) -> Written:
         backend = self._database.backend

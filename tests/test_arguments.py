@@ -122,7 +122,9 @@ class TestArguments:
         ("args", "message"),
         [
             ({}, "missing a required argument: 'path'"),
-            ({"path": "a", "widht": 3}, "unexpected keyword argument 'widht'"),
+            ({"path": "a", "widht": 3}, "there is no parameter 'widht', but there is 'width'"),
+            ({"pat": "a"}, "there is no parameter 'pat', but there is 'path'"),
+            ({"path": "a", "zzz": 3}, "there is no parameter 'zzz'. "),
             ({"path": {1}}, r"the value at \['path'\] is a set"),
             ({"path": float("nan")}, r"the value at \['path'\] is the float nan"),
             ({"path": "\ud800"}, "lone surrogate"),
@@ -146,7 +148,7 @@ class TestArguments:
 
     def test_stored_arguments_of_another_release(self, handlers: Handlers) -> None:
         handler = handlers.handler(_function(is_async=True))
-        with pytest.raises(ArgumentsError, match="unexpected keyword argument 'height'"):
+        with pytest.raises(ArgumentsError, match="there is no parameter 'height'"):
             handler.decode({"path": "a", "height": 3})
 
     @given(args=st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.booleans())))

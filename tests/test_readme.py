@@ -54,7 +54,7 @@ async def test_handlers_and_transactions(
     await run(graphs, namespace)
     printed = capsys.readouterr().out
     drawing = next(text for language, text in BLOCKS if language == "mermaid")
-    assert printed.startswith("published {<State.DONE: 'done'>: 8}\n")
+    assert printed.startswith("published {'done': 8}\n")
     without_colors = [line for line in printed.splitlines()[1:] if "style" not in line]
     assert without_colors[: len(drawing.splitlines())] == drawing.splitlines()
     await namespace["nights"].aclose()
@@ -86,13 +86,26 @@ async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         job_id = (await client.post("/greetings", params={"name": "Ada"})).json()
         await scheduler.wait(job_id, timeout=10)
         answer = (await client.get(f"/greetings/{job_id}")).json()
+        missing = await client.get("/greetings/815")
     assert answer == {"state": "done", "greeting": "Hello Ada"}
+    assert (missing.status_code, "no job 815" in missing.text) == (404, True)
 
     await run(aiohttp, namespace)
     async with TestClient(TestServer(namespace["app"])) as browser:
         response = await browser.post("/greetings", params={"name": "Bo"})
         assert await scheduler.wait(await response.json(), timeout=10) == "Hello Bo"
     await scheduler.aclose()
+
+
+def test_the_servers_to_try_it_out_on_are_among_those_tested() -> None:
+    compose = (ROOT / "docker-compose.yml").read_text()
+    (tested,) = re.findall(r"^Tested: (.*?);", README, re.MULTILINE)
+    names = {"postgres": "PostgreSQL", "mysql": "MySQL", "mariadb": "MariaDB"}
+    images = re.findall(r"image: (\w+):([\d.]+)", compose)
+    assert [name for name, _ in images] == list(names)
+    for name, version in images:
+        (versions,) = re.findall(rf"{names[name]} ([\d. and]+)", tested)
+        assert version in versions.split(" and ")
 
 
 def test_all_snippets_are_run() -> None:

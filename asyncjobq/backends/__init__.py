@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from sqlalchemy import Dialect, make_url
+from sqlalchemy import Dialect, Engine, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -32,6 +32,8 @@ _DRIVERS = {
     "mysql": ("aiomysql", "mysql"),
     "mariadb": ("aiomysql", "mysql"),
 }
+_ALIASES = {"postgres": "postgresql"}
+_OF_SESSIONS = "For sessions and their makers, give the engine that they are bound to."
 EXAMPLES = (
     "sqlite+aiosqlite:///jobs.db, postgresql+asyncpg://user@host/name, "
     "mysql+aiomysql://user@host/name or mariadb+aiomysql://user@host/name"
@@ -86,10 +88,8 @@ def _make_engine(source: str | URL) -> AsyncEngine:
     try:
         url = make_url(source)
     except (ArgumentError, ValueError):  # not shown: it may hold a password
-        raise ConfigurationError(
-            f"What was given is not a database URL. Examples: {EXAMPLES}."
-        ) from None
-    name = _supported(url.get_backend_name())
+        raise ConfigurationError(_no_url(source)) from None
+    name = _supported(_ALIASES.get(url.drivername, url.get_backend_name()))
     _require_async_driver(url, name)
     try:
         if name == "sqlite":
@@ -100,7 +100,7 @@ def _make_engine(source: str | URL) -> AsyncEngine:
     except NoSuchModuleError as error:
         raise ConfigurationError(f"{error} Examples of URLs: {EXAMPLES}.") from error
     except InvalidRequestError as error:  # a driver that is not asynchronous
-        raise ConfigurationError(f"{error} Write {name}+{_DRIVERS[name][0]}://…") from error
+        raise ConfigurationError(f"{error} Write {_with_driver(url, name)}") from error
 
 
 def _supported(name: str) -> str:
@@ -112,11 +112,31 @@ def _supported(name: str) -> str:
 
 
 def _require_async_driver(url: URL, name: str) -> None:
-    driver = _DRIVERS[name][0]
     if "+" not in url.drivername:
         raise ConfigurationError(
-            f"The URL names no asynchronous driver; write {url.drivername}+{driver}://…"
+            f"The URL names no asynchronous driver; write {_with_driver(url, name)}"
         )
+
+
+def _with_driver(url: URL, name: str) -> str:
+    """Return the URL as it should be, with the password hidden."""
+    named = url.set(drivername=f"{name}+{_DRIVERS[name][0]}")
+    return named.render_as_string(hide_password=True)
+
+
+def _no_url(source: object) -> str:
+    """Say what to give instead of what is neither a URL nor an AsyncEngine."""
+    if isinstance(source, Engine):
+        name = source.url.get_backend_name()
+        written = _with_driver(source.url, name) if name in _DRIVERS else EXAMPLES
+        return (
+            "A synchronous Engine was given. Give an AsyncEngine, of create_async_engine(), or a "
+            f"URL with an asynchronous driver: {written}"
+        )
+    if not isinstance(source, str):
+        kind = type(source).__name__
+        return f"A scheduler takes a database URL or an AsyncEngine, not a {kind}. {_OF_SESSIONS}"
+    return f"What was given is not a database URL. Examples: {EXAMPLES}."
 
 
 def _install(url: URL, name: str) -> str:

@@ -7,7 +7,7 @@ begin or commit. `Database` is the other half: the library's own connections and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import (
+    URL,
     ColumnElement,
     Connection,
     Row,
@@ -34,8 +35,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from asyncjobq.backends.keys import KeysBackend
 from asyncjobq.column_types import UtcDateTime
-from asyncjobq.models import Tables
-from asyncjobq.states import Kind
+from asyncjobq.errors import DatabaseUnavailableError
+from asyncjobq.models import Tables, in_state
+from asyncjobq.states import Kind, State
 from asyncjobq.transactions import Fault
 
 T = TypeVar("T")
@@ -160,6 +162,14 @@ class Backend(KeysBackend):
         """Return the condition that a column has one of the values of a parameter."""
         return column.in_(bindparam(name, expanding=True))
 
+    def existing(self, connection: Connection, ids: Iterable[int]) -> set[int]:
+        """Return which of these jobs there are."""
+        jobs = self.tables.jobs
+        found: set[int] = set()
+        for chunk in chunked(sorted(ids), 1000):
+            found.update(connection.scalars(select(jobs.c.id).where(jobs.c.id.in_(chunk))))
+        return found
+
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
         """Read parents of new jobs; containers stay as they are until this transaction ends.
 
@@ -190,6 +200,13 @@ class Backend(KeysBackend):
 
     def refuse_snapshot(self, connection: Connection, what: str) -> None:
         """Raise ConfigurationError where the transaction's isolation level rules out `what`."""
+
+    def first_ready(
+        self, connection: Connection, column: ColumnElement[str], *conditions: ColumnElement[bool]
+    ) -> str | None:
+        """Return the least value of a column of the lanes among ready jobs, by a seek."""
+        ready = select(column).where(in_state(self.tables.jobs, State.READY), *conditions)
+        return connection.scalar(ready.order_by(column).limit(1))
 
     @abstractmethod
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
@@ -262,7 +279,7 @@ class Backend(KeysBackend):
             if error.connection_invalidated:
                 return Fault.UNAVAILABLE
             return self._fault_of_code(error.orig or error)
-        if isinstance(error, OSError | TimeoutError | PoolTimeout):
+        if isinstance(error, OSError | TimeoutError | PoolTimeout | DatabaseUnavailableError):
             return Fault.UNAVAILABLE
         return self._fault_of_code(error)
 
@@ -293,13 +310,18 @@ class Database(ABC):
     """The library's own connections to one database, apart from the caller's."""
 
     backend: Backend
+    url: URL
+    """Where it is; with the password."""
+
+    def create(self) -> None:  # noqa: B027  nothing by default
+        """Make the file of a database that is one, for tables to be made in it."""
 
     @abstractmethod
     async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
         """Run `work` in one transaction of its own, repeated on conflicts, and commit it.
 
-        `repeatable` says that running it twice does no harm, so that a connection that broke
-        during COMMIT is reported like any other outage.
+        `repeatable` says that running it twice does no harm. If not, a connection that breaks
+        during COMMIT raises CommitUnknownError.
         """
 
     @abstractmethod

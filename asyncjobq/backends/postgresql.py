@@ -175,7 +175,8 @@ class PostgreSQLBackend(Backend):
         code = _code_of(cause)
         if code.startswith("40") or code == "55P03":
             return Fault.CONFLICT
-        if code.startswith(("08", "57P")) or code in ("53300", "25P03", "25P04"):
+        # 25006: it is a replica meanwhile. 53: no connection left, no memory, no disk.
+        if code.startswith(("08", "53", "57P")) or code in ("25006", "25P03", "25P04"):
             return Fault.UNAVAILABLE
         return Fault.DATA if code.startswith(("22", "23", "54")) else Fault.OTHER
 

@@ -14,7 +14,8 @@ from asyncjobq.backends.base import Backend, Database, T, Work, sessions_of
 from asyncjobq.backends.keys import OWN
 from asyncjobq.backends.loops import PerLoop
 from asyncjobq.clock import monotonic
-from asyncjobq.transactions import CommitUnknownError, Fault, retrying, unavailable
+from asyncjobq.errors import CommitUnknownError
+from asyncjobq.transactions import Fault, reason_of, retrying
 
 Watch = Callable[["ServerDatabase", Callable[[], None], float], Any]
 
@@ -40,6 +41,7 @@ class ServerDatabase(Database):
         listen_engine: AsyncEngine | None = None,
     ) -> None:
         self.engine = engine
+        self.url = engine.url
         self.backend = backend
         self._settings = settings
         self._idle_limit = idle_limit
@@ -95,8 +97,8 @@ class ServerDatabase(Database):
         except Exception as error:
             if self.backend.fault_of(error) is Fault.UNAVAILABLE and not repeatable:
                 raise CommitUnknownError(
-                    f"The connection broke during COMMIT; whether it happened is unknown. "
-                    f"{unavailable(error)}"
+                    f"The connection broke during COMMIT ({reason_of(error)}); whether it happened "
+                    "is unknown. Look for what was to be written before you repeat the call."
                 ) from error
             raise
 

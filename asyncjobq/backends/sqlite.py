@@ -39,8 +39,6 @@ from asyncjobq.states import State
 from asyncjobq.transactions import Fault
 
 OLDEST: Final = (3, 35)  # RETURNING
-BUSY_TIMEOUT: Final = 5.0
-WATCH_INTERVAL: Final = 0.02
 
 _CONFLICT: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _AWAY: Final = {
@@ -193,31 +191,28 @@ def _lanes(tables: Tables) -> Select[Any]:
 
 def _next_group(tables: Tables, origin: Any, same: Callable[[Any, Any], Any]) -> Any:
     head = tables.jobs_as("head")
-    return (
-        select(head.c.id)
-        .where(
-            in_state(head, State.READY),
-            head.c.queue == origin.c.queue,
-            head.c.type == origin.c.type,
-            head.c.limit_key == origin.c.limit_key,
-            same(head.c.group_key, origin.c.group_key),
-        )
-        .order_by(head.c.group_key, head.c.priority, head.c.id)
-        .limit(1)
-        .scalar_subquery()
-        .correlate(origin)
+    return _first(
+        head,
+        origin,
+        head.c.limit_key == origin.c.limit_key,
+        same(head.c.group_key, origin.c.group_key),
     )
 
 
 def _next_limit(tables: Tables, origin: Any) -> Any:
     head = tables.jobs_as("head")
+    return _first(head, origin, head.c.limit_key > origin.c.limit_key)
+
+
+def _first(head: Any, origin: Any, *further: ColumnElement[bool]) -> Any:
+    """Return the first ready job of the origin's queue and type, in the order of the index."""
     return (
         select(head.c.id)
         .where(
             in_state(head, State.READY),
             head.c.queue == origin.c.queue,
             head.c.type == origin.c.type,
-            head.c.limit_key > origin.c.limit_key,
+            *further,
         )
         .order_by(head.c.limit_key, head.c.group_key, head.c.priority, head.c.id)
         .limit(1)

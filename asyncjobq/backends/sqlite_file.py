@@ -22,7 +22,7 @@ from asyncjobq.backends.base import Database, T, Work, sessions_of
 from asyncjobq.backends.keys import OWN
 from asyncjobq.backends.loops import PerLoop
 from asyncjobq.backends.sqlite import SQLiteBackend
-from asyncjobq.errors import ConfigurationError, UnsupportedDatabaseError
+from asyncjobq.errors import ConfigurationError, SchemaError, UnsupportedDatabaseError
 from asyncjobq.models import Tables
 from asyncjobq.transactions import retrying
 
@@ -41,11 +41,18 @@ class SQLiteDatabase(Database):
             )
         self.backend = SQLiteBackend(tables)
         self.path = path
+        self.url = engine.url
         self._user_engine = engine
         self._owns_engine = owns_engine
         self._sessions = sessions_of(engine)
         self._writer = PerLoop(lambda: _Thread(engine.url, "BEGIN IMMEDIATE"), _Thread.close)
         self._reader = PerLoop(lambda: _Thread(engine.url, "BEGIN"), self._close_reader)
+
+    def create(self) -> None:
+        try:
+            Path(self.path).touch()
+        except OSError as error:
+            raise ConfigurationError(f"The database file cannot be made: {error}.") from error
 
     async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
         writer = await self._writer.get()
@@ -165,6 +172,14 @@ def _sync_engine(url: URL, begin: str) -> Engine:
         hide_parameters=True,  # arguments and results have no place in logs
         connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
     )
+
+    @event.listens_for(engine, "do_connect")
+    def refuse_to_create(*_: object) -> None:
+        if not Path(file := _file_of(url)).exists():
+            raise SchemaError(
+                f"There is no database file {file}. Correct the URL, or create it with its tables: "
+                "`await scheduler.create_schema()`, or `asyncjobq init` on the command line."
+            )
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: object) -> None:

@@ -19,6 +19,7 @@ import asyncjobq
 from asyncjobq.cli.demo import Demo, run_demo
 from asyncjobq.cli.errors import CommandError, UsageError
 from asyncjobq.cli.loading import load_scheduler
+from asyncjobq.codec import one_line
 from asyncjobq.errors import AsyncJobQError
 from asyncjobq.scheduler import Scheduler
 
@@ -51,7 +52,7 @@ def run() -> None:
 
 
 def _exit(error: BaseException, code: int) -> None:
-    message = " ".join(str(error).split())
+    message = one_line(" ".join(str(error).split()), 2000)
     Console(stderr=True, soft_wrap=True).print(Text(f"Error: {message}", style="red"))
     raise SystemExit(code)
 
@@ -146,7 +147,7 @@ def init(
     else:
         raise UsageError("Which database? Name MODULE:OBJECT, --url, or set ASYNCJOBQ_URL")
     asyncio.run(_create_schema(scheduler))
-    typer.echo("The tables are there and up to date.")
+    typer.echo(f"The tables in {scheduler.url} are there and up to date.")
 
 
 async def _create_schema(scheduler: Scheduler) -> None:

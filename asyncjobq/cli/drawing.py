@@ -44,7 +44,7 @@ def draw_report(console: Console, report: Mapping[str, Any], root: Path) -> None
     unread = f"; {len(report['problems'])} cannot be parsed:" if report["problems"] else "."
     console.print(
         f"{report['files']:,} files, {report['lines']:,} lines, {_size(report['bytes'])}; "
-        f"{report['copies']:,} are copies of another{unread}",
+        f"{_copies(report['copies'])}{unread}",
         highlight=False,
     )
     for problem in report["problems"][:3]:
@@ -64,7 +64,7 @@ def draw_ends(console: Console, jobs: Sequence[Job[Any]], seconds: float) -> Non
     again = sum(job.attempt > 1 for job in jobs)
     if again:
         starts = sum(job.attempt for job in jobs)
-        console.print(f"{again:,} of them ran twice: {starts:,} starts, {len(jobs):,} ends.")
+        console.print(f"{again:,} of them ran again: {starts:,} starts, {len(jobs):,} ends.")
 
 
 def _folders(folders: list[Mapping[str, Any]]) -> Table:
@@ -83,6 +83,10 @@ def _imports(imports: list[tuple[str, int]]) -> Table:
     for module, count in imports:
         table.add_row(module, f"{count:,}")
     return table
+
+
+def _copies(count: int) -> str:
+    return "1 is a copy of another" if count == 1 else f"{count:,} are copies of others"
 
 
 def _size(number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Self
 
 from sqlalchemy.engine import URL
@@ -15,7 +15,7 @@ from asyncjobq.backends import open_database
 from asyncjobq.codec import MAX_BYTES
 from asyncjobq.errors import DatabaseUnavailableError, SchedulerStateError
 from asyncjobq.handlers import Handlers
-from asyncjobq.lifetime import ended, signals_handled
+from asyncjobq.lifetime import block, ended, signals_handled
 from asyncjobq.limits import Limit
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
@@ -96,15 +96,17 @@ class Scheduler(Limiting, Recurring, Questions, Controls):
         """
         await self._supervise(self._new_worker())
 
-    @asynccontextmanager
+    @block
     async def serving(self) -> AsyncIterator[Self]:
         """Run jobs in the background while the block lasts: for lifespans of web applications.
 
-        Configuration and schema errors raise on entry, a database that is down does not.
+        Configuration and schema errors raise on entry, a database that is down does not. If such
+        an error shows once it is up, it is logged as critical until it is put right.
         """
         with suppress(DatabaseUnavailableError):
             await self.check_database()
-        task = asyncio.create_task(self._supervise(self._new_worker()), name="asyncjobq serve")
+        work = self._supervise(self._new_worker(), in_background=True)
+        task = asyncio.create_task(work, name="asyncjobq serve")
         task.add_done_callback(_log_failure)
         try:
             yield self
@@ -152,8 +154,9 @@ class Scheduler(Limiting, Recurring, Questions, Controls):
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    async def _supervise(self, worker: Worker) -> None:
-        task = asyncio.create_task(worker.serve(self.check_database), name="asyncjobq worker")
+    async def _supervise(self, worker: Worker, *, in_background: bool = False) -> None:
+        work = worker.serve(self.check_database, in_background=in_background)
+        task = asyncio.create_task(work, name="asyncjobq worker")
         try:
             await ended(task, worker.stop)
         finally:

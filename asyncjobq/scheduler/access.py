@@ -15,7 +15,7 @@ from asyncjobq.callers import AsyncCaller, in_transaction_of
 from asyncjobq.errors import AsyncJobQError, ConfigurationError, SchemaError
 from asyncjobq.handlers import Handlers
 from asyncjobq.migrations import check_schema, ensure_schema, is_up_to_date
-from asyncjobq.transactions import reason_of
+from asyncjobq.transactions import Fault, reason_of, unavailable
 from asyncjobq.wake import ring_all
 
 T = TypeVar("T")
@@ -28,9 +28,18 @@ class Access:
     _handlers: Handlers
     _registries: tuple[Handlers, ...]
 
+    @property
+    def url(self) -> str:
+        """The database's URL, with its password hidden."""
+        return self._database.url.render_as_string(hide_password=True)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self.url}>"
+
     async def create_schema(self) -> None:
         """Create or upgrade the tables; does nothing when they are up to date."""
         backend = self._database.backend
+        self._database.create()
         await self._database.read(backend.check)
         if not await self._database.read(lambda c: is_up_to_date(c, backend)):
             await self._database.run(lambda c: ensure_schema(c, backend))
@@ -44,6 +53,8 @@ class Access:
         except AsyncJobQError:
             raise
         except Exception as error:
+            if backend.fault_of(error) is Fault.CONFLICT:  # somebody is in the way, again and again
+                raise unavailable(error) from error
             raise ConfigurationError(
                 f"The database cannot be used: {reason_of(error)}. Check the URL: its user, "
                 "password, host and database, and what the user is granted."

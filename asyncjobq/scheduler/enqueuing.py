@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
@@ -12,6 +11,7 @@ from asyncjobq.drafts import Draft
 from asyncjobq.enqueue import insert_drafts, insert_jobs
 from asyncjobq.errors import InvalidJobError
 from asyncjobq.job import Job
+from asyncjobq.lifetime import block
 from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limits import Limit
 from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec
@@ -98,7 +98,7 @@ class Enqueuing(Access):
         work = self._in_callers_terms(lambda c, backend: insert_jobs(c, backend, [spec]))
         return in_sync_transaction_of(session, work)[0]
 
-    @asynccontextmanager
+    @block
     async def workflow(
         self,
         name: str,

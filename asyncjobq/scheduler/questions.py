@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar, overload
 
@@ -66,7 +67,8 @@ class Questions(Access):
         longer fits, or TimeoutError when `timeout` is over. A database that is away is waited for.
         """
         job_id = id_of(job)
-        async with asyncio.timeout(None if timeout is None else seconds(timeout, "timeout")):
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        async with self._lateness_named(job_id), asyncio.timeout(limit):
             while True:
                 with self._waiters.awaiting([job_id]) as awaited:
                     await awaited.next()
@@ -75,6 +77,22 @@ class Questions(Access):
                     break
         handler = self._registry().find(ended.type)
         return result_of(ended, None if handler is None else handler.results)
+
+    @asynccontextmanager
+    async def _lateness_named(self, job_id: int) -> AsyncIterator[None]:
+        """Say in a TimeoutError where the job stands, if that is known soon."""
+        try:
+            yield
+        except TimeoutError as error:
+            late = f"Job {job_id} has not ended in time."
+            with suppress(Exception):
+                async with asyncio.timeout(1.0):
+                    job = await self.get(job_id)
+                late = (
+                    f"Job {job_id} ({job.type}) has not ended in time; it is {job.state} in the "
+                    f"queue {job.queue!r}."
+                )
+            raise TimeoutError(late) from error
 
     @overload
     def as_completed(

@@ -32,6 +32,7 @@ from asyncjobq.outcomes import Outcome
 from asyncjobq.ready import promote_once
 from asyncjobq.settle import Sweep, settle_once
 from asyncjobq.states import TERMINAL, State
+from conformance.moves import unwatched
 from conformance.steps import (
     PATIENCE,
     TTL,
@@ -264,7 +265,12 @@ class Jobs:
         """Write what no code of the library would."""
         jobs = self.tables.jobs
         statement = update(jobs).where(jobs.c.id == id_of(job)).values(**values)
-        await self.do(lambda connection, _: connection.execute(statement))
+
+        def spoil(connection: Connection, _: Backend) -> None:
+            with unwatched(connection):
+                connection.execute(statement)
+
+        await self.do(spoil)
 
     async def now(self) -> Any:
         """Return the database's time."""

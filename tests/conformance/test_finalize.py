@@ -193,6 +193,55 @@ class TestBatch:
         assert len((await jobs.finish(held)).written) == 1
 
 
+class TestAgain:
+    """The answer to a COMMIT can be lost on the way, and the outcome is written once more."""
+
+    @pytest.mark.parametrize(
+        "outcome",
+        [
+            succeeded(1),
+            failed(),
+            failed(retry_after=0.0),
+            failed(retry_after=9.0),
+            Outcome(Ending.CANCELLED, error="no"),
+        ],
+    )
+    async def test_is_known_as_written(self, jobs: Jobs, outcome: Outcome) -> None:
+        claimed, other = await jobs.leased(), await jobs.leased()
+        await jobs.finish(claimed, outcome=outcome)
+        before = await jobs.row(claimed)
+        written = await jobs.finish(claimed, other, outcome=outcome)
+        assert {item.lease for item in written.written} == {claimed.lease, other.lease}
+        assert await jobs.row(claimed) == before
+
+    async def test_of_one_that_waits_for_its_children(self, jobs: Jobs) -> None:
+        claimed = await jobs.leased()
+        child = await jobs.enqueue("another")
+        await jobs.spoil(child, parent_id=claimed.lease.job_id)
+        for _ in range(2):
+            written = await jobs.finish(claimed)
+            assert len(written.written) == 1
+            assert written.waiting == {claimed.lease.job_id}
+            assert written.unsettled
+
+    async def test_is_lost_where_another_wrote_the_end(self, jobs: Jobs) -> None:
+        retried = await jobs.leased()
+        used_up = await jobs.leased(max_attempts=1)
+        jobs.later(TTL + 1)
+        await jobs.reclaim()
+        assert await jobs.states(retried, used_up) == [State.READY, State.FAILED]
+        for outcome in (succeeded(1), failed(), failed(retry_after=0.0)):
+            written = await jobs.finish(retried, used_up, outcome=outcome)
+            assert {item.lease for item in written.lost} == {retried.lease, used_up.lease}
+
+    async def test_is_lost_where_the_job_was_claimed_again(self, jobs: Jobs) -> None:
+        first = await jobs.leased()
+        await jobs.finish(first, outcome=failed(retry_after=0.0))
+        second = await jobs.claim_one()
+        await jobs.finish(second, outcome=failed())
+        assert (await jobs.finish(first, outcome=failed())).lost
+
+
 def seen(claimed: Claimed) -> Step[Any]:
     def step(connection: Connection, backend: Backend) -> Any:
         jobs = backend.tables.jobs

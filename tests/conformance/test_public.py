@@ -17,6 +17,7 @@ NAMES = [
     "Cancelled",
     "Capacity",
     "CatchUp",
+    "CommitUnknownError",
     "Concurrency",
     "ConfigurationError",
     "Container",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from asyncjobq import State
-from asyncjobq.lease import Lease, reclaim_once
+from asyncjobq.lease import Lease, extend, reclaim_once
 from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
 from conformance.kit import Jobs
 from conformance.steps import TTL, assert_one_of_them, holding, ids_of, impostor, renewing
@@ -127,11 +129,16 @@ class TestLateOwner:
 
 
 @pytest.mark.parametrize("wrong", ["owner", "token"])
-async def test_every_write_that_ends_a_lease_carries_its_fence(jobs: Jobs, wrong: str) -> None:
-    claimed = await jobs.leased()
+async def test_every_write_for_a_lease_carries_its_fence(jobs: Jobs, wrong: str) -> None:
+    claimed, other = await jobs.leased(), await jobs.leased()
+    await jobs.spoil(other, lease_token=7)
     before = await jobs.row(claimed)
     lease = impostor(claimed.lease, wrong)
     stale = Locked(lease.job_id, lease.owner, lease.token)
+    others = Lease(other.lease.job_id, other.lease.owner, 7)
+    for leases in ([lease], [lease, others]):
+        await jobs.do(partial(extend, leases=leases, ttl=TTL))
+    assert (await jobs.row(other)).state == State.RUNNING
     await jobs.do(lambda c, b: end_jobs(c, b, [End(stale, State.DONE)]))
     await jobs.do(lambda c, b: return_jobs(c, b, [Return(stale)]))
     assert await jobs.row(claimed) == before

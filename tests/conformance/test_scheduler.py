@@ -36,6 +36,7 @@ class TestDrain:
         async with jobs.limited_time():
             counts = await jobs.scheduler.drain()
             assert counts == {State.DONE: 2, State.FAILED: 1, State.CANCELLED: 1}
+            assert str(counts) == "{'done': 2, 'failed': 1, 'cancelled': 1}"
             assert set((await jobs.scheduler.drain()).values()) == {0}
 
     async def test_waits_for_due_times_if_asked(self, jobs: Jobs) -> None:
@@ -124,7 +125,8 @@ class TestWait:
 
     async def test_only_so_long(self, jobs: Jobs) -> None:
         job = await jobs.enqueue()
-        with pytest.raises(TimeoutError):
+        says = rf"Job {job.id} \(work\) has not ended in time; it is ready in the queue 'default'"
+        with pytest.raises(TimeoutError, match=says):
             await jobs.scheduler.wait(job, timeout=0.02)
         assert await jobs.state(job) == State.READY
 

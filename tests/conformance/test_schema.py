@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -112,6 +113,24 @@ async def test_missing_tables_are_named(database_url: str) -> None:
         with pytest.raises(SchemaError, match="create_schema"):
             async with scheduler.serving():
                 pass
+
+
+@pytest.mark.requires("file_database")
+async def test_a_file_is_made_by_create_schema_alone(database_url: str) -> None:
+    """A misspelt URL must not leave an empty database where nobody looks for it."""
+    file = Path(str(make_url(database_url).database))
+    async with Scheduler(database_url) as scheduler:
+        for call in (
+            scheduler.serve,
+            scheduler.drain,
+            scheduler.find,
+            lambda: scheduler.enqueue("work"),
+        ):
+            with pytest.raises(SchemaError, match=r"no database file .*create_schema"):
+                await call()
+        assert list(file.parent.iterdir()) == []
+        await scheduler.create_schema()
+        assert await scheduler.find() == []
 
 
 async def test_a_newer_version_is_refused(database_url: str) -> None:

@@ -15,6 +15,7 @@ from asyncjobq import (
     SchedulerStateError,
     State,
 )
+from asyncjobq.finalize import Written
 from conformance.kit import Jobs
 from conformance.running import Latch, served, serving, until
 
@@ -132,6 +133,20 @@ class TestServe:
                     await jobs.scheduler.wait(await jobs.scheduler.enqueue(bad.job(number)))
             assert await jobs.scheduler.wait(await jobs.scheduler.enqueue(good.job())) == 1
 
+    async def test_one_that_cannot_be_started_strands_no_other(self, jobs: Jobs) -> None:
+        @jobs.scheduler.handler
+        async def work() -> int:
+            return 1
+
+        made = [await jobs.scheduler.enqueue(work.job()) for _ in range(3)]
+        await jobs.spoil(made[1], timeout=1e300)  # its deadline lies beyond the calendar
+        async with serving(jobs.scheduler):
+            with pytest.raises(JobFailed, match="cannot be started: OverflowError"):
+                await jobs.scheduler.wait(made[1])
+            for job in (made[0], made[2]):
+                assert await jobs.scheduler.wait(job) == 1
+        assert [(await jobs.row(job)).attempt for job in made] == [1, 1, 1]
+
     async def test_although_the_database_fails_for_a_while(
         self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -157,6 +172,28 @@ class TestServe:
             await until(all_done)
         monkeypatch.undo()
         assert [(await jobs.row(job)).attempt for job in made] == [1, 1, 1]
+
+    async def test_counts_what_was_written_although_it_was_not_told_so(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @jobs.scheduler.handler
+        async def work() -> None: ...
+
+        run, cuts = jobs.database.run, [1]
+
+        async def loses_an_answer(step: Any, **how: Any) -> Any:
+            answer = await run(step, **how)
+            if isinstance(answer, Written) and cuts:
+                cuts.pop()
+                raise DatabaseUnavailableError("cut off after COMMIT")
+            return answer
+
+        await jobs.scheduler.enqueue_many([work.job()] * 3)
+        monkeypatch.setattr(jobs.database, "run", loses_an_answer)
+        async with jobs.limited_time():
+            assert (await jobs.scheduler.drain())[State.DONE] == 3
+        assert cuts == []
+        assert "its lease was lost" not in caplog.text
 
 
 class TestStop:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, event, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
-from asyncjobq import DatabaseUnavailableError
-from asyncjobq.transactions import ATTEMPTS, CommitUnknownError, Fault, retrying
+from asyncjobq import CommitUnknownError, DatabaseUnavailableError
+from asyncjobq.transactions import ATTEMPTS, Fault, retrying
+from conformance.breaking import kill, own_engine
 from conformance.kit import Jobs
 from conformance.running import until
 
@@ -109,6 +110,27 @@ class TestFaults:
             assert await fault_of(jobs, work) is Fault.DATA
         assert job.id
 
+    async def test_of_values_outside_their_types(self, jobs: Jobs) -> None:
+        table = jobs.tables.jobs
+        job = await jobs.enqueue()
+        statements = {
+            "sqlite": ["SET id = 'high'"],
+            "postgresql": ["SET priority = priority * 2000000000 * 2", "SET run_after = 'soon'"],
+        }.get(
+            jobs.backend_name,
+            [
+                "SET priority = 18446744073709551615 * 2",
+                "SET priority = 'high'",
+                "SET run_after = 'soon'",
+                "SET state = REPEAT('x', 200)",
+                "SET name = X'ff'",
+            ],
+        )
+        for change in statements:
+            query = text(f"UPDATE {table.name} {change} WHERE id = {job.id}")
+            found = await fault_of(jobs, lambda c, query=query: c.execute(query))  # type: ignore[misc]
+            assert found is Fault.DATA, change
+
     async def test_of_statements_that_are_wrong(self, jobs: Jobs) -> None:
         for statement in ("SELEC 1", "SELECT * FROM no_such_table"):
             query = text(statement)
@@ -118,21 +140,35 @@ class TestFaults:
     @pytest.mark.requires("server")
     async def test_of_a_connection_that_was_killed(self, jobs: Jobs) -> None:
         """It is noticed once, and the transaction is repeated on a new connection."""
-        own_id, kill = {
-            "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
-        }.get(jobs.backend_name, ("SELECT CONNECTION_ID()", "KILL {}"))
         killed: list[int] = []
 
         def work(connection: Connection) -> int:
-            number = int(connection.execute(text(own_id)).scalar_one())
             if not killed:
-                killed.append(number)
-                jobs.elsewhere(lambda c, _: c.execute(text(kill.format(number))))
+                killed.append(kill(jobs, connection))
             return int(connection.execute(text("SELECT 1")).scalar_one())
 
         async with jobs.limited_time():
             assert await jobs.database.run(work) == 1
         assert len(killed) == 1
+
+    @pytest.mark.requires("server")
+    async def test_of_a_connection_that_was_killed_before_its_commit(self, jobs: Jobs) -> None:
+        """Repeating what enqueues might do it twice, so the caller is told that nobody knows."""
+        engine = await own_engine(jobs)
+
+        def kill_it(connection: Connection) -> None:
+            kill(jobs, connection)
+
+        event.listen(engine, "commit", kill_it)
+        try:
+            async with jobs.limited_time():
+                with pytest.raises(CommitUnknownError, match="whether it happened is unknown"):
+                    await jobs.scheduler.enqueue("work")
+        finally:
+            event.remove(engine, "commit", kill_it)
+        assert not issubclass(CommitUnknownError, DatabaseUnavailableError)
+        assert len(await jobs.scheduler.find()) <= 1
+        assert (await jobs.scheduler.enqueue("work")).id
 
     @pytest.mark.requires("row_locks")
     async def test_of_a_deadlock(self, jobs: Jobs) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -16,6 +18,7 @@ from asyncjobq import (
     constant,
 )
 from asyncjobq.clock import monotonic
+from asyncjobq.wake import Wake, ring_all
 from conformance.kit import Jobs
 from conformance.running import serving
 from conformance.steps import enqueuing, spec
@@ -145,3 +148,47 @@ class TestAnIdleScheduler:
         async with self.asleep(idle):
             made = await idle.enqueue_many([work.job()] * 9)
             await asyncio.gather(*(idle.wait(job) for job in made))
+
+
+class TestRinging:
+    """From one thread, while workers begin and end in others."""
+
+    async def test_of_a_loop_that_closes_at_this_moment(self) -> None:
+        class Closing:
+            def is_closed(self) -> bool:
+                return False
+
+            def call_later(self) -> None: ...
+
+            def call_soon_threadsafe(self, *_: object) -> None:
+                raise RuntimeError("Event loop is closed")
+
+        wake = Wake()
+        wake._loop = Closing()  # type: ignore[assignment]
+        ring_all()
+        wake.close()
+
+    async def test_while_workers_come_and_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Wake, "ring", lambda *_: None)
+        stay = [Wake() for _ in range(1000)]
+        coming, over = threading.Event(), threading.Event()
+
+        async def come_and_go() -> None:
+            while not over.is_set():
+                Wake().close()
+                coming.set()
+
+        often = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        thread = threading.Thread(target=asyncio.run, args=[come_and_go()])
+        thread.start()
+        try:
+            coming.wait()
+            for _ in range(500):
+                ring_all()
+        finally:
+            over.set()
+            thread.join()
+            sys.setswitchinterval(often)
+            for wake in stay:
+                wake.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from asyncjobq.codec import encode
 from asyncjobq.finalize import Finished
 from asyncjobq.outbox import Outbox
 from asyncjobq.outcomes import Ending, Outcome
-from asyncjobq.writer import BATCH_ROWS, OutcomeWriter
+from asyncjobq.writer import BATCH_ROWS, BREAKS, OutcomeWriter
+from conformance.breaking import breaking
 from conformance.kit import Jobs
 from conformance.steps import TTL, failed, holding, succeeded
 
@@ -52,7 +53,8 @@ async def written_together(jobs: Jobs, *items: Finished) -> list[bool]:
 
     async def write() -> None:
         while True:
-            await writer.write_once()
+            with suppress(DatabaseUnavailableError):
+                await writer.write_once()
 
     async with jobs.limited_time(), asyncio.TaskGroup() as group:
         told = [group.create_task(writer.write(item)) for item in items]
@@ -92,6 +94,33 @@ class TestWriter:
             refused = failed("refuse me", retry_after=1.0)
             await written_together(jobs, Finished(claimed.lease, refused))
         assert await jobs.state(claimed) == State.FAILED
+
+    async def test_one_that_breaks_the_connection_holds_up_no_other(self, jobs: Jobs) -> None:
+        """As one does that is longer than the server takes: the connection is all it ends."""
+        await jobs.enqueue_many(4)
+        claimed = await jobs.claim(4)
+        ends = [succeeded(1), succeeded("too long"), failed("fine"), succeeded(4)]
+        items = [Finished(job.lease, end) for job, end in zip(claimed, ends, strict=True)]
+        async with breaking(jobs, "too long") as breaks:
+            states = ["done", "failed", "failed", "done"]
+            assert await written_together(jobs, *items) == states
+        assert len(breaks) >= 2 * BREAKS
+        assert await jobs.states(*claimed) == states
+        error = (await jobs.scheduler.get(claimed[1].lease.job_id)).error
+        assert "refused the outcome" in (error or "")
+
+    async def test_one_that_breaks_the_connection_for_a_while_is_written(self, jobs: Jobs) -> None:
+        first, second = await jobs.leased(), await jobs.leased()
+        items = [Finished(first.lease, succeeded("x")), Finished(second.lease, succeeded("y"))]
+        writer = OutcomeWriter(jobs.database)
+        told = [asyncio.ensure_future(writer.write(item)) for item in items]
+        await asyncio.sleep(0)
+        async with breaking(jobs, "x"):
+            await writer.write_once()
+            assert [one.done() for one in told] == [False, True]
+        await writer.write_once()
+        assert await asyncio.gather(*told) == ["done", "done"]
+        assert (await jobs.scheduler.get(first.lease.job_id)).result == "x"
 
     async def test_gathers_while_a_transaction_is_under_way(
         self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +191,21 @@ class TestWriter:
         assert not any(one.done() for one in told)
         await writer.write_once()
         assert await asyncio.gather(*told) == ["done", "done"]
+
+    async def test_an_outage_of_a_moment_is_no_refusal(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        claimed, run = await jobs.leased(), jobs.database.run
+        errors = [DatabaseUnavailableError("away")]
+
+        async def away_once(*args: Any, **how: Any) -> Any:
+            if errors:
+                raise errors.pop()
+            return await run(*args, **how)
+
+        monkeypatch.setattr(jobs.database, "run", away_once)
+        assert await written_together(jobs, Finished(claimed.lease, succeeded(1))) == ["done"]
+        assert await jobs.state(claimed) == State.DONE
 
     @pytest.mark.requires("row_locks")
     async def test_comes_back_to_what_somebody_holds_and_stalls_nobody(self, jobs: Jobs) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncjobq import __version__
+from asyncjobq import Scheduler, __version__
 from asyncjobq.cli import main
 
 MODULES = {
@@ -111,10 +111,17 @@ def test_init(
     assert "asyncjobq init" in capsys.readouterr().err
     for arguments in (("fine_jobs:scheduler",), (), ("--table-prefix", "other_")):
         assert call(monkeypatch, "init", *arguments) == 0
-        assert capsys.readouterr().out == "The tables are there and up to date.\n"
+        assert capsys.readouterr().out == (
+            "The tables in sqlite+aiosqlite:///never.db are there and up to date.\n"
+        )
     with closing(sqlite3.connect(folder / "never.db")) as connection:
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         assert {"jobs", "job_deps", "other_jobs", "other_job_deps"} < {name for (name,) in tables}
+
+
+def test_the_password_is_shown_to_nobody() -> None:
+    scheduler = Scheduler("postgresql+asyncpg://me:secret@host/x")
+    assert repr(scheduler) == "<Scheduler on postgresql+asyncpg://me:***@host/x>"
 
 
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def test_report(place: Place, tree: Path) -> None:
         assert f"│ {module} │ {count} │" in shown
     assert "nothing" not in shown
     assert "5 files, 12 lines" in shown
-    assert "1 are copies of another; 1 cannot be parsed: app/broken.py: SyntaxError" in shown
+    assert "1 is a copy of another; 1 cannot be parsed: app/broken.py: SyntaxError" in shown
     assert re.search(r"6 jobs in \S+ s, \d+ a second: 6 done", shown)
     assert place.left_behind == []
 
@@ -112,7 +112,7 @@ def test_kill(place: Place, larger_tree: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
     assert "251 done" in ran.stdout
     killed = re.search(r"killed with (\d+) jobs in its hands", ran.stdout)
-    again = re.search(r"(\d+) of them ran twice: (\d+) starts, 251 ends", ran.stdout)
+    again = re.search(r"(\d+) of them ran again: (\d+) starts, 251 ends", ran.stdout)
     assert killed is not None
     assert again is not None, ran.stdout
     assert 1 <= int(killed[1]) <= int(again[1])

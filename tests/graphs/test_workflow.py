@@ -59,6 +59,18 @@ class TestWriting:
         assert await graphs.run_to_the_end() == [job.id]
         assert await graphs.state(wf) == State.DONE
 
+    async def test_is_described_in_a_block(self, graphs: Graphs) -> None:
+        described: Any = graphs.scheduler.workflow("nightly")
+        with pytest.raises(AttributeError, match=r"async with ….workflow\(…\).*'add'"):
+            described.add(spec())
+        with pytest.raises(TypeError, match="async with"), described:
+            pass
+        with pytest.raises(TypeError, match="async with"):
+            await described
+        async with described as wf:
+            wf.add(spec())
+        assert await graphs.count() == 2
+
     async def test_below_a_container_that_exists(self, graphs: Graphs) -> None:
         outer = await graphs.write(workflow("outer"))
         first = await graphs.enqueue()
