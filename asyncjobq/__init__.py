@@ -36,6 +36,7 @@ from asyncjobq.errors import (
 )
 from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
+from asyncjobq.injection import inject
 from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
@@ -93,6 +94,7 @@ __all__ = [
     "constant",
     "enqueue",
     "exponential",
+    "inject",
     "metadata",
     "none",
 ]

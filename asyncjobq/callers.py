@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+from asyncjobq.commits import once_committed
 from asyncjobq.errors import ConfigurationError
 from asyncjobq.models import JobRow
 from asyncjobq.wake import ring_all
@@ -22,16 +24,26 @@ COMMIT_TAKES: Final = 0.05
 """Seconds from the moment at which a connection tells of its commit, which is before it."""
 
 
-async def in_transaction_of(caller: AsyncCaller, work: Callable[[Connection], T]) -> T:
-    """Run `work` on the connection of the caller's transaction."""
-    if isinstance(caller, AsyncSession):
-        return await caller.run_sync(lambda session: in_sync_transaction_of(session, work))
-    if isinstance(caller, AsyncConnection):
-        return await caller.run_sync(lambda connection: in_sync_transaction_of(connection, work))
+async def in_transaction_of(
+    caller: AsyncCaller,
+    work: Callable[[Connection], T],
+    committed: Callable[[T], None] | None = None,
+) -> T:
+    """Run `work` on the connection of the caller's transaction.
+
+    `committed` is called with its result once a session has committed it; a connection's commit
+    is told before it happens, so `committed` is not called for one.
+    """
+    if isinstance(caller, AsyncSession | AsyncConnection):
+        return await caller.run_sync(lambda own: in_sync_transaction_of(own, work, committed))
     raise _unfit(caller, "an AsyncSession or AsyncConnection")
 
 
-def in_sync_transaction_of(caller: SyncCaller, work: Callable[[Connection], T]) -> T:
+def in_sync_transaction_of(
+    caller: SyncCaller,
+    work: Callable[[Connection], T],
+    committed: Callable[[T], None] | None = None,
+) -> T:
     """Run `work` on the connection of the caller's transaction, and ring when that commits."""
     if isinstance(caller, Session):
         # By our own model, for sessions that bind models to different databases.
@@ -42,6 +54,8 @@ def in_sync_transaction_of(caller: SyncCaller, work: Callable[[Connection], T]) 
         raise _unfit(caller, "a Session or Connection")
     result = work(connection)
     _ring_at_commit(caller)
+    if committed is not None and isinstance(caller, Session):
+        once_committed(caller, connection, partial(committed, result))
     return result
 
 

@@ -30,6 +30,8 @@ class Written:
     lost: list[Finished] = field(default_factory=list)
     held: list[Finished] = field(default_factory=list)
     """Rows that some transaction has locked: nothing was written, to be tried again."""
+    states: dict[int, State] = field(default_factory=dict)
+    """What became of jobs that ended; not always what their outcome asked for."""
     waiting: frozenset[int] = frozenset()
     """Jobs whose own work is over, but that wait for their children."""
     unsettled: bool = False
@@ -57,6 +59,7 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
         moves.append(_move(item, row.cancel_requested))
     ends = [move for move in moves if isinstance(move, End)]
     ended = end_jobs(connection, backend, ends)
+    result.states = {end.row.id: end.state for end in ends}
     result.unsettled, result.waiting = ended.unsettled, ended.waiting
     return_jobs(connection, backend, [move for move in moves if isinstance(move, Return)])
     ours = still_ours(connection, backend, [item.lease for item in waiting.values()])

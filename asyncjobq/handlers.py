@@ -19,25 +19,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, overload
 
-from asyncjobq.arguments import Arguments, underlying
-from asyncjobq.backoff import RetryPolicy, constant, exponential, none
+from asyncjobq.arguments import Arguments
+from asyncjobq.backoff import ErrorTypes, RetryPolicy, RetryRules, exponential
 from asyncjobq.conversion import json_values, reason_of
 from asyncjobq.errors import AsyncJobQError, HandlerError, ResultError
+from asyncjobq.middleware import M, Middleware, checked_middleware
 from asyncjobq.options import UNSET, JobOptions, JobSpec
+from asyncjobq.signatures import calls_of, is_async, underlying
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping
+    from collections.abc import Coroutine, Iterator, Mapping, Sequence
     from datetime import timedelta
     from typing import Concatenate
 
     from asyncjobq.context import JobContext
+    from asyncjobq.injection import Injected
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
-
-_POLICY_FACTORIES: Final[tuple[object, ...]] = (exponential, constant, none)
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,26 @@ class HandlerOptions:
     """How the jobs of a handler run, unless a job's own options say otherwise.
 
     `timeout` is seconds or a timedelta (None: no deadline; left out: the scheduler's default).
-    `aliases` are further types that this handler runs, e.g. its name in earlier releases.
+    `retry`, `retry_on` and `fail_on`: see `RetryRules`; timeouts are retried unless `fail_on` names
+    TimeoutError, and what the handler raises to end its attempt comes before all rules. `aliases`
+    are further types that this handler runs, e.g. its name in earlier releases.
     """
 
     timeout: Any = UNSET
     max_attempts: int = 5
     retry: RetryPolicy = field(default_factory=exponential)
+    retry_on: Any = None
+    fail_on: Any = ()
     queue: str | None = None
     limits: tuple[Any, ...] = ()
     aliases: tuple[str, ...] = ()
+    rules: RetryRules = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_attempts is None:
             raise HandlerError("max_attempts must be an int of at least 1, not None.")
-        if not callable(self.retry) or self.retry in _POLICY_FACTORIES:
-            raise HandlerError(f"retry takes a policy such as exponential(), not {self.retry!r}.")
+        rules = RetryRules(self.retry, self.retry_on, self.fail_on)
+        object.__setattr__(self, "rules", rules)
         try:
             checked = JobOptions(
                 timeout=self.timeout, max_attempts=self.max_attempts, queue=self.queue
@@ -80,13 +86,19 @@ class HandlerOptions:
         return cls(**given)
 
 
-OPTION_NAMES: Final = tuple(field.name for field in fields(HandlerOptions))
+OPTION_NAMES: Final = tuple(field.name for field in fields(HandlerOptions) if field.init)
 
 
 class Handler(Generic[F_co]):
     """A registered function: callable as itself, and what makes and checks its jobs."""
 
-    def __init__(self, function: F_co, type_name: str | None, options: HandlerOptions) -> None:
+    def __init__(
+        self,
+        function: F_co,
+        type_name: str | None,
+        options: HandlerOptions,
+        around: Sequence[Middleware] = (),
+    ) -> None:
         _check_callable(function)
         functools.update_wrapper(self, function)
         self.function = function
@@ -94,7 +106,9 @@ class Handler(Generic[F_co]):
         self.types = tuple(dict.fromkeys(map(_checked_type, (name, *options.aliases))))
         self.type = self.types[0]
         self.options = options
-        self.is_async = _is_async(function)
+        self.is_async = is_async(function)
+        self.around = around
+        """The middleware of the registry that it was made with."""
         self._arguments = Arguments(self.type, function)
 
     def __call__(self: Handler[Callable[P, R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -151,6 +165,11 @@ class Handler(Generic[F_co]):
         return self._arguments.takes_context
 
     @property
+    def injected(self) -> Mapping[str, Injected]:
+        """What the worker fills in, by the parameter's name."""
+        return self._arguments.injected
+
+    @property
     def place(self) -> str:
         """Where the function is defined, for messages."""
         code = getattr(underlying(self.function), "__code__", None)
@@ -168,6 +187,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self._by_type: dict[str, AnyHandler] = {}
+        self._around: list[Middleware] = []
 
     @overload
     def handler(self, function: F, /) -> Handler[F]: ...
@@ -180,6 +200,8 @@ class Handlers:
         timeout: float | timedelta | None = ...,
         max_attempts: int = ...,
         retry: RetryPolicy = ...,
+        retry_on: ErrorTypes | None = ...,
+        fail_on: ErrorTypes = ...,
         queue: str | None = ...,
         limits: Iterable[Any] = ...,
         aliases: Iterable[str] = ...,
@@ -192,6 +214,14 @@ class Handlers:
         if given is None or isinstance(given, str):
             return functools.partial(self._register, given, HandlerOptions.of(options))
         return self._register(None, HandlerOptions.of(options), given)
+
+    def around(self, function: M, /) -> M:
+        """Wrap each run of the handlers registered here: `async def around(job, call)`.
+
+        Those of a scheduler are outside of these; of several, the first one is outermost.
+        """
+        self._around.append(checked_middleware(function))
+        return function
 
     def include(self, *others: Handlers) -> None:
         """Take over the handlers that other registries have now."""
@@ -218,7 +248,7 @@ class Handlers:
         return len(set(self._by_type.values()))
 
     def _register(self, type_name: str | None, options: HandlerOptions, function: F) -> Handler[F]:
-        handler = Handler(function, type_name, options)
+        handler = Handler(function, type_name, options, self._around)
         self._add(handler)
         return handler
 
@@ -237,21 +267,12 @@ def _check_callable(function: Any) -> None:
     if inspect.isclass(function) or not callable(function):
         raise HandlerError(f"A handler is a def or an async def, not {function!r}.")
     if any(
-        inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in _calls(function)
+        inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in calls_of(function)
     ):
         raise HandlerError(
             f"{function!r} yields, and nobody would iterate over it. Return a list instead, or "
             "report what happens on the way with the context's progress()."
         )
-
-
-def _is_async(function: Any) -> bool:
-    """Tell whether calling it gives an awaitable, also through a plain decorator's wrapper."""
-    return any(map(inspect.iscoroutinefunction, (*_calls(function), inspect.unwrap(function))))
-
-
-def _calls(function: Any) -> tuple[Any, Any]:
-    return function, function.__call__
 
 
 def _name_of(function: Any) -> str:

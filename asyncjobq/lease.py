@@ -43,7 +43,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A job that this worker has leased; `args` is still JSON text."""
+    """A job that this worker has leased; `args` and `meta` are still JSON text."""
 
     lease: Lease
     queue: str
@@ -56,6 +56,7 @@ class Claimed:
     timeout: float
     created_at: datetime
     started_at: datetime
+    meta: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def claim_once(
         *(jobs.c[name] for name in ("created_at", "started_at")),
         # As text: a row whose arguments cannot be decoded must fail alone, not spoil the claim.
         backend.text_of(jobs.c.args).label("args"),
+        backend.text_of(jobs.c.meta).label("meta"),
     ]
     rows = backend.claim(connection, takes, ready.conditions(backend), values, columns)
     return [_claimed(row, owner) for row in rows]
@@ -215,4 +217,5 @@ def _claimed(row: Any, owner: str) -> Claimed:
         timeout=row.timeout,
         created_at=row.created_at,
         started_at=row.started_at,
+        meta=row.meta,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -12,16 +13,18 @@ from sqlalchemy import Connection
 
 from asyncjobq.backends.base import Database, Lane, Take
 from asyncjobq.clock import monotonic
+from asyncjobq.emitter import Emitter, Told
 from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import AnyHandler, Handlers
 from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
 from asyncjobq.options import UNSET
 from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
 from asyncjobq.settings import Settings
-from asyncjobq.settle import Sweep, settle_once
+from asyncjobq.settle import Settled, Sweep, settle_once
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
-from asyncjobq.transition import End
+from asyncjobq.subscribers import Subscribers
+from asyncjobq.transition import End, Return
 
 SETTLE_CALLS: Final = 5
 
@@ -38,6 +41,7 @@ class Tick:
         settings: Settings,
         share: FairShare,
         slots: Slots,
+        subscribers: Subscribers,
     ) -> None:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.chores_at = 0.0
@@ -49,6 +53,7 @@ class Tick:
         self._settings = settings
         self._share = share
         self._slots = slots
+        self._emitter = Emitter(subscribers, settings.worker_id)
         self._lanes = LaneCursor(tuple(settings.queues), handlers.types)
         self._defaults = _defaults(handlers, settings)
 
@@ -129,27 +134,39 @@ class Tick:
 
     async def reclaim_once(self) -> bool:
         """Take back expired leases; tell whether there were any."""
-        backend = self._database.backend
-        taken = await self._database.run(lambda c: reclaim_once(c, backend))
+        taken, told = await self._database.run(self._reclaim)
         for item in taken:
             logger.warning("Job %s was reclaimed: its lease had run out.", item.row.id)
+        self._emitter.reclaimed(taken, told)
         self._note_ends([item for item in taken if isinstance(item, End)])
         return bool(taken)
+
+    def _reclaim(self, connection: Connection) -> tuple[list[End | Return], Told]:
+        backend = self._database.backend
+        taken = reclaim_once(connection, backend)
+        return taken, self._emitter.look_up(connection, backend, [item.row.id for item in taken])
 
     async def settle(self, sweep: Sweep) -> bool:
         """Settle some rows, and say in `sweep` where to go on; tell whether jobs became ready.
 
         Bounded, so that a flood of unsettled rows does not keep the worker from claiming.
         """
-        backend, promoted = self._database.backend, False
+        promoted = False
         for _ in range(SETTLE_CALLS):
-            settled = await self._database.run(lambda c: settle_once(c, backend, sweep.after))
+            settled, told = await self._database.run(partial(self._settle_once, sweep.after))
+            self._emitter.settled(settled.ended, told)
             self._note_ends(settled.ended)
             promoted |= settled.promoted > 0
             sweep.note(settled)
             if sweep.over:
                 break
         return promoted
+
+    def _settle_once(self, after: int, connection: Connection) -> tuple[Settled, Told]:
+        backend = self._database.backend
+        settled = settle_once(connection, backend, after)
+        ids = [end.row.id for end in settled.ended]
+        return settled, self._emitter.look_up(connection, backend, ids)
 
     def _note_ends(self, ends: Sequence[End]) -> None:
         for end in ends:

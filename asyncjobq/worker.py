@@ -18,7 +18,7 @@ from asyncjobq.handlers import Handlers
 from asyncjobq.heartbeat import Heartbeat
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep
-from asyncjobq.slots import Slots
+from asyncjobq.slots import Slots, Surroundings
 from asyncjobq.states import State
 from asyncjobq.tick import Tick
 from asyncjobq.wake import Wake
@@ -34,7 +34,12 @@ class Worker:
     """One worker: made for one call of `serve`, on the running loop."""
 
     def __init__(
-        self, database: Database, handlers: Handlers, settings: Settings, services: Services
+        self,
+        database: Database,
+        handlers: Handlers,
+        settings: Settings,
+        services: Services,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.settings = settings
         self.ended: Counter[State] = Counter()
@@ -49,9 +54,11 @@ class Worker:
         self._heartbeat = Heartbeat(database, settings.lease_ttl)
         self._writer = OutcomeWriter(database)
         share = FairShare()
-        self._slots = Slots(settings, share, self._heartbeat, self._writer, services)
+        around = surroundings or Surroundings()
+        self._resources = around.resources
+        self._slots = Slots(settings, share, self._heartbeat, self._writer, services, around)
         self._slots.on_free = self._wake.ring_here
-        self._tick = Tick(database, handlers, settings, share, self._slots)
+        self._tick = Tick(database, handlers, settings, share, self._slots, around.subscribers)
         self._slots.on_end = self._tick.on_end = self._note_end
         self._slots.on_return = self._tick.expect_due
         self._ends_when_idle = False
@@ -66,6 +73,7 @@ class Worker:
             if await self._until_answered(check):
                 await self._work()
         finally:
+            await self._resources.close()
             self._wake.close()
             self.stopped.set()
 

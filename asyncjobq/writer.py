@@ -76,8 +76,9 @@ class OutcomeWriter:
                 self._queue.append((item, future))
                 self._filled.set()
             elif not future.done():
+                state = written.states.get(item.lease.job_id, item.outcome.state)
                 waits = item.lease.job_id in written.waiting
-                state = State.WAITING if waits else item.outcome.state
+                state = State.WAITING if waits else state
                 future.set_result(None if item.lease in lost else state)
         if written.unsettled:
             self.unsettled.set()
@@ -105,6 +106,7 @@ class OutcomeWriter:
             total.written += one.written
             total.lost += one.lost
             total.held += one.held
+            total.states |= one.states
             total.waiting |= one.waiting
             total.unsettled |= one.unsettled
         return total

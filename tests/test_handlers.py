@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pytest
 
-from asyncjobq.arguments import Injected
 from asyncjobq.backoff import constant, exponential, none
 from asyncjobq.context import JobContext
 from asyncjobq.errors import ArgumentsError, HandlerError
 from asyncjobq.handlers import HandlerOptions, Handlers
+from asyncjobq.injection import inject
 from asyncjobq.options import NO_TIMEOUT, UNSET
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elsewhere import Unknown  # type: ignore[import-not-found]
 
 
-HTTP = Injected()
+HTTP: Any = inject(lambda: None)
 
 
 @pytest.fixture

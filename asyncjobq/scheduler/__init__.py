@@ -13,23 +13,28 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from asyncjobq.backends import open_database
 from asyncjobq.codec import MAX_BYTES
+from asyncjobq.emitter import Emitter
 from asyncjobq.errors import DatabaseUnavailableError, SchedulerStateError
 from asyncjobq.handlers import Handlers
 from asyncjobq.lifetime import ended, signals_handled
+from asyncjobq.middleware import Middleware
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
 from asyncjobq.scheduler.enqueuing import Enqueuing
+from asyncjobq.scheduler.hooks import Hooks, MetaSource
 from asyncjobq.scheduler.questions import Questions
 from asyncjobq.services import HandlerServices
 from asyncjobq.settings import Duration, checked_settings
+from asyncjobq.slots import Surroundings
 from asyncjobq.states import State
+from asyncjobq.subscribers import Subscribers
 from asyncjobq.waiting import Waiters
 from asyncjobq.worker import Worker
 
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Enqueuing, Questions, Controls):
+class Scheduler(Hooks, Enqueuing, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
@@ -78,6 +83,10 @@ class Scheduler(Enqueuing, Questions, Controls):
         self.handler = self._handlers.handler
         self._worker: Worker | None = None
         self._waiters = Waiters()
+        self._subscribers = Subscribers()
+        self._emitter = Emitter(self._subscribers)
+        self._around: list[Middleware] = []
+        self._meta_sources: list[MetaSource] = []
 
     async def serve(self) -> None:
         """Run jobs until `stop()` is called or this call is cancelled.
@@ -134,6 +143,7 @@ class Scheduler(Enqueuing, Questions, Controls):
         self.stop()
         if self._worker is not None:
             await self._worker.stopped.wait()
+        await self._subscribers.flush(last=True)
         await self._database.close()
 
     async def __aenter__(self) -> Self:
@@ -143,17 +153,26 @@ class Scheduler(Enqueuing, Questions, Controls):
         await self.aclose()
 
     async def _supervise(self, worker: Worker) -> None:
-        task = asyncio.create_task(worker.serve(self.check_database), name="asyncjobq worker")
+        self._subscribers.home = asyncio.get_running_loop()
+        task = asyncio.create_task(self._serve(worker), name="asyncjobq worker")
         try:
             await ended(task, worker.stop)
         finally:
             self._worker = None
+            self._subscribers.home = None
+
+    async def _serve(self, worker: Worker) -> None:
+        try:
+            await worker.serve(self.check_database)
+        finally:
+            await self._subscribers.flush()
 
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        services = HandlerServices(self._database, self._spec, self.enqueue)
-        worker = Worker(self._database, self._registry(), self.settings, services)
+        services = HandlerServices(self._database, self._spec, self.enqueue, self._tell_enqueued)
+        around = Surroundings(self._subscribers, self._around)
+        worker = Worker(self._database, self._registry(), self.settings, services, around)
         worker.on_end = self._waiters.tell
         self._worker = worker
         return worker

@@ -54,6 +54,7 @@ NAMES = [
     "constant",
     "enqueue",
     "exponential",
+    "inject",
     "metadata",
     "none",
 ]
@@ -69,6 +70,7 @@ SCHEDULER = {
         "table_prefix: 'str' = '') -> 'None'"
     ),
     "aclose": "(self) -> 'None'",
+    "around": "(self, function: 'M', /) -> 'M'",
     "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
     "check_database": "(self) -> 'None'",
     "create_schema": "(self) -> 'None'",
@@ -92,6 +94,8 @@ SCHEDULER = {
         "(self, job: 'JobRef', /, *, limit: 'int' = 10000, session: 'AsyncCaller | None' = None) "
         "-> 'Graph'"
     ),
+    "meta_from": "(self, function: 'S', /) -> 'S'",
+    "on": "(self, *kinds: 'type[Event]') -> 'Callable[[F], F]'",
     "progress": (
         "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'dict[State, int]'"
     ),
@@ -101,6 +105,10 @@ SCHEDULER = {
     "serve_until_signalled": "(self) -> 'None'",
     "serving": "(self) -> 'AsyncIterator[Self]'",
     "stop": "(self) -> 'None'",
+    "subscribe": (
+        "(self, function: 'Callable[[Any], object]', /, *kinds: 'type[Event]') "
+        "-> 'Callable[[], None]'"
+    ),
     "wait": "(self, job: 'JobRef', /, *, timeout: 'Duration | None' = None) -> 'Any'",
     "workflow": (
         "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None, "
@@ -115,8 +123,11 @@ CONTEXT_VALUES = {
     "attempt",
     "cancel_requested",
     "deadline",
+    "group_key",
     "job_id",
     "max_attempts",
+    "meta",
+    "queue",
     "type",
 }
 OPTIONS = (
@@ -157,7 +168,7 @@ def test_everything_public_is_documented() -> None:
 
 def test_the_registry() -> None:
     assert {name for name in vars(Handlers) if not name.startswith("_")} == {
-        "find", "handler", "include", "types",
+        "around", "find", "handler", "include", "types",
     }  # fmt: skip
     public = {name for name in vars(Handler) if not name.startswith("_")}
     assert {"job", "encode", "decode"} <= public
