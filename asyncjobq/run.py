@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import partial
-from types import TracebackType
+from traceback import FrameSummary, TracebackException
 from typing import Any, Final
 
+import anyio
 import anyio.to_thread
 from anyio import CapacityLimiter
 
@@ -251,27 +252,33 @@ def _bounded(delay: float) -> float:
 def _described(error: BaseException) -> str:
     """Return the error with its traceback, without the frames that led to what users wrote."""
     try:
-        lines = traceback.format_exception(type(error), error, _of_users(error.__traceback__))
-        return codec.printable("".join(lines).strip())
+        report = TracebackException.from_exception(error)
+        _keep_users_frames(report)
+        return codec.printable("".join(report.format()).strip())
     except Exception:  # an error whose own text raises
         return type(error).__name__
 
 
-def _of_users(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without our frames, and without those of anyio between two of them."""
-    kept: list[TracebackType] = []
+def _keep_users_frames(report: TracebackException) -> None:
+    """Take our frames out, and those of anyio below them; of what is linked to the error too."""
+    found: list[TracebackException | None] = [report]
+    while found:
+        one = found.pop()
+        if one is not None:
+            one.stack[:] = _users_frames(one.stack)
+            found += [one.__cause__, one.__context__, *(one.exceptions or ())]
+
+
+def _users_frames(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
     ours = False
-    while frames is not None:
-        module = str(frames.tb_frame.f_globals.get("__name__"))
-        ours = module in _OURS or (ours and module.startswith("anyio."))
-        kept += [] if ours else [frames]
-        frames = frames.tb_next
-    for frame in reversed(kept):
-        frames = TracebackType(frames, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return frames
+    for frame in frames:
+        ours = frame.filename in _OURS or (ours and frame.filename.startswith(_ANYIO))
+        if not ours:
+            yield frame
 
 
-_OURS: Final = {__name__, *(part.__module__ for part in (surrounded, Resources, HandlerThread))}
+_ANYIO: Final = anyio.__path__[0]
+_OURS: Final = set(map(inspect.getfile, (_described, surrounded, Resources, HandlerThread)))
 
 
 def _summary(error: BaseException) -> str:
