@@ -278,7 +278,8 @@ def _users_frames(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
 
 
 _ANYIO: Final = anyio.__path__[0]
-_OURS: Final = set(map(inspect.getfile, (_described, surrounded, Resources, HandlerThread)))
+_PARTS: Final[tuple[Any, ...]] = (_described, surrounded, Resources, HandlerThread)
+_OURS: Final = {inspect.getfile(part) for part in _PARTS}
 
 
 def _summary(error: BaseException) -> str:

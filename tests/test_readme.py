@@ -47,7 +47,7 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, transaction = SNIPPETS[1:4]
+    handlers, graphs, transaction, hooks = SNIPPETS[1:5]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -61,12 +61,21 @@ async def test_handlers_and_transactions(
     await run(transaction, namespace)
     assert [job.state for job in await media.find()] == ["done", "done", "ready", "ready"]
     await media.aclose()
+    await run(hooks, namespace)
+    printed = capsys.readouterr().out
+    assert sorted(printed.splitlines()) == [
+        "Failed look_up 1",
+        "Succeeded look_up 1",
+        "look_up took 0 s, for request 7",
+        "look_up took 0 s, for request 7",
+    ]
+    await namespace["shop"].aclose()
 
 
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[4:6]
+    fastapi, aiohttp = SNIPPETS[5:7]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -87,4 +96,4 @@ async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 6
+    assert len(SNIPPETS) == 7
