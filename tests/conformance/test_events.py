@@ -363,7 +363,8 @@ async def test_an_event_is_told_after_the_commit(jobs: Jobs) -> None:
 
     @jobs.scheduler.on()
     async def look(event: Event) -> None:
-        states[type(event).__name__] = (await jobs.row(event.job_id)).state
+        state = (await jobs.row(event.job_id)).state
+        states.setdefault(type(event).__name__, state)
 
     @jobs.scheduler.handler(retry=constant(3600))
     async def work(good: bool) -> None:
