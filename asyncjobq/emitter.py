@@ -29,10 +29,11 @@ class Emitter:
         self._worker_id = worker_id
 
     def enqueued(self, jobs: Iterable[Job[Any]]) -> None:
-        """Tell of new jobs."""
+        """Tell of new jobs; of those that were there before, under their key, nothing is new."""
         if self._subscribers.wants(events.Enqueued):
             for job in jobs:
-                self._emit(events.Enqueued, job, job.id)
+                if not getattr(job, "existing", False):
+                    self._emit(events.Enqueued, job, job.id)
 
     def leased(self, job: Claimed) -> None:
         """Tell of a claim."""
