@@ -28,6 +28,7 @@ from asyncjobq.errors import (
     ParentError,
     ResultError,
     Retry,
+    ScheduleNotFoundError,
     SchedulerStateError,
     SchemaError,
     Snooze,
@@ -40,7 +41,9 @@ from asyncjobq.injection import inject
 from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
+from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
+from asyncjobq.schedules import Schedule
 from asyncjobq.states import Kind, State
 from asyncjobq.workflow import Container, Workflow
 
@@ -54,6 +57,7 @@ __all__ = [
     "AsyncJobQError",
     "Cancel",
     "Cancelled",
+    "CatchUp",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -81,6 +85,8 @@ __all__ = [
     "ResultError",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleNotFoundError",
     "Scheduler",
     "SchedulerStateError",
     "SchemaError",

@@ -47,7 +47,7 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, transaction, hooks = SNIPPETS[1:5]
+    handlers, graphs, recurring, transaction, hooks = SNIPPETS[1:6]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -57,6 +57,9 @@ async def test_handlers_and_transactions(
     assert printed.startswith("published {<State.DONE: 'done'>: 8}\n")
     without_colors = [line for line in printed.splitlines()[1:] if "style" not in line]
     assert without_colors[: len(drawing.splitlines())] == drawing.splitlines()
+    await namespace["nights"].aclose()
+    await run(recurring, namespace)
+    assert capsys.readouterr().out.startswith("greet Bo ")
     await namespace["nights"].aclose()
     await run(transaction, namespace)
     assert [job.state for job in await media.find()] == ["done", "done", "ready", "ready"]
@@ -75,7 +78,7 @@ async def test_handlers_and_transactions(
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[5:7]
+    fastapi, aiohttp = SNIPPETS[6:8]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -96,4 +99,4 @@ async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 7
+    assert len(SNIPPETS) == 8

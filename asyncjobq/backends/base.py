@@ -114,8 +114,11 @@ class Backend(ABC):
         return type_coerce(column, Text())
 
     @abstractmethod
-    def locking(self, query: Select[Any]) -> Select[Any]:
-        """Return the query so that it locks its rows for writing and skips those locked."""
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        """Return the query so that it locks its rows for writing and skips those locked.
+
+        They are jobs unless another table is given, and are found by primary key.
+        """
 
     def lock_rows(
         self,

@@ -66,8 +66,9 @@ class PostgreSQLBackend(Backend):
     def text_of(self, column: ColumnElement[Any]) -> ColumnElement[str]:
         return cast(column, Text)
 
-    def locking(self, query: Select[Any]) -> Select[Any]:
-        return query.with_for_update(key_share=True, skip_locked=True, of=self.tables.jobs)
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        of = self.tables.jobs if table is None else table
+        return query.with_for_update(key_share=True, skip_locked=True, of=of)
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         rows = connection.execute(_lanes(self.tables.jobs), lanes.starts_as_arrays(scan)).all()

@@ -61,7 +61,7 @@ class SQLiteBackend(Backend):
         shift = func.printf("%+.6f seconds", literal(plus) if isinstance(plus, float) else plus)
         return func.strftime("%Y-%m-%d %H:%M:%f", "now", shift) + "000"
 
-    def locking(self, query: Select[Any]) -> Select[Any]:
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         return query
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:

@@ -20,9 +20,9 @@ from asyncjobq.lifetime import ended, signals_handled
 from asyncjobq.middleware import Middleware
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
-from asyncjobq.scheduler.enqueuing import Enqueuing
 from asyncjobq.scheduler.hooks import Hooks, MetaSource
 from asyncjobq.scheduler.questions import Questions
+from asyncjobq.scheduler.recurring import Recurring
 from asyncjobq.services import HandlerServices
 from asyncjobq.settings import Duration, checked_settings
 from asyncjobq.slots import Surroundings
@@ -34,7 +34,7 @@ from asyncjobq.worker import Worker
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Hooks, Enqueuing, Questions, Controls):
+class Scheduler(Hooks, Recurring, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
@@ -81,6 +81,8 @@ class Scheduler(Hooks, Enqueuing, Questions, Controls):
         self._handlers = Handlers()
         self._registries = tuple(handlers)
         self.handler = self._handlers.handler
+        self.cron = self._handlers.cron
+        self.every = self._handlers.every
         self._worker: Worker | None = None
         self._waiters = Waiters()
         self._subscribers = Subscribers()
@@ -131,6 +133,7 @@ class Scheduler(Hooks, Enqueuing, Questions, Controls):
         """Run jobs until nothing of this scheduler's queues and types is runnable or running.
 
         Returns how many jobs ended in which state. With `scheduled`, due times are waited for.
+        Schedules are not fired.
         """
         await self.check_database()
         worker = self._new_worker()

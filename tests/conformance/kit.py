@@ -288,3 +288,4 @@ async def assert_nothing_is_stranded(jobs: Jobs) -> None:
 def _clear(connection: Connection, backend: Backend) -> None:
     connection.execute(delete(backend.tables.deps))
     connection.execute(delete(backend.tables.jobs))
+    connection.execute(delete(backend.tables.schedules))

@@ -331,6 +331,17 @@ class TestEnqueued:
         await told()
         assert seen.events == []
 
+    async def test_of_a_recurring_job(self, jobs: Jobs, seen: Seen) -> None:
+        latch = Latch(jobs.scheduler)
+        latch.go_on.set()
+        await jobs.scheduler.add_schedule("hourly", latch.handler.job(), every=3600)
+        jobs.later(3601)
+        async with serving(jobs.scheduler):
+            await until(_async(lambda: "Succeeded" in seen.names()))
+        enqueued = seen.only(Enqueued)
+        assert enqueued.type == "latch"
+        assert enqueued.worker_id == jobs.scheduler.settings.worker_id
+
     async def test_from_a_thread(self, jobs: Jobs, seen: Seen, sync_engine: Any) -> None:
         plain: list[Event] = []
         jobs.scheduler.on(Enqueued)(plain.append)

@@ -14,6 +14,7 @@ NAMES = [
     "AsyncJobQError",
     "Cancel",
     "Cancelled",
+    "CatchUp",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -41,6 +42,8 @@ NAMES = [
     "ResultError",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleNotFoundError",
     "Scheduler",
     "SchedulerStateError",
     "SchemaError",
@@ -69,6 +72,13 @@ SCHEDULER = {
         "worker_id: 'str | None' = None, schema: 'str | None' = None, "
         "table_prefix: 'str' = '') -> 'None'"
     ),
+    "add_schedule": (
+        "(self, name: 'str', job: 'JobSpec[Any] | str', args: 'Mapping[str, Any] | None' = None, "
+        "/, *, cron: 'str | None' = None, every: 'float | timedelta | None' = None, "
+        "timezone: 'str | ZoneInfo | None' = None, "
+        "catch_up: 'CatchUp | str' = <CatchUp.LATEST: 'latest'>, overlap: 'bool' = True, "
+        "session: 'AsyncCaller | None' = None, **options: 'Unpack[RecurringArgs]') -> 'Schedule'"
+    ),
     "aclose": "(self) -> 'None'",
     "around": "(self, function: 'M', /) -> 'M'",
     "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
@@ -96,11 +106,19 @@ SCHEDULER = {
     ),
     "meta_from": "(self, function: 'S', /) -> 'S'",
     "on": "(self, *kinds: 'type[Event]') -> 'Callable[[F], F]'",
+    "pause_schedule": ("(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"),
     "progress": (
         "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'dict[State, int]'"
     ),
+    "remove_schedule": (
+        "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
+    "resume_schedule": (
+        "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
     "retry": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
     "run": "(self) -> 'None'",
+    "schedules": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[Schedule]'",
     "serve": "(self) -> 'None'",
     "serve_until_signalled": "(self) -> 'None'",
     "serving": "(self) -> 'AsyncIterator[Self]'",
@@ -167,9 +185,10 @@ def test_everything_public_is_documented() -> None:
 
 
 def test_the_registry() -> None:
-    assert {name for name in vars(Handlers) if not name.startswith("_")} == {
-        "around", "find", "handler", "include", "types",
+    assert {name for name in dir(Handlers) if not name.startswith("_")} == {
+        "around", "cron", "declare", "definitions", "every", "find", "handler", "include", "types",
     }  # fmt: skip
+    assert {"cron", "every", "handler"} <= vars(Scheduler("sqlite+aiosqlite:///unused.db")).keys()
     public = {name for name in vars(Handler) if not name.startswith("_")}
     assert {"job", "encode", "decode"} <= public
 
