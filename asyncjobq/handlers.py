@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar,
 
 from asyncjobq.arguments import Arguments
 from asyncjobq.backoff import ErrorTypes, RetryPolicy, RetryRules, exponential
-from asyncjobq.conversion import json_values, reason_of
-from asyncjobq.errors import AsyncJobQError, HandlerError, ResultError
+from asyncjobq.errors import AsyncJobQError, HandlerError, InvalidJobError
+from asyncjobq.job import Job
 from asyncjobq.middleware import M, Middleware, checked_middleware
 from asyncjobq.options import UNSET, JobOptions, JobSpec
 from asyncjobq.recurrence import Declarations
+from asyncjobq.results import Results, result_of
 from asyncjobq.signatures import calls_of, is_async, underlying
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Handler(Generic[F_co]):
         self.around = around
         """The middleware of the registry that it was made with."""
         self._arguments = Arguments(self.type, function)
+        self.results = Results(self.type, function)
 
     def __call__(self: Handler[Callable[P, R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -150,15 +152,27 @@ class Handler(Generic[F_co]):
         """Return stored arguments as keyword arguments for the function."""
         return self._arguments.decode(stored)
 
+    @overload
+    def result_of(self: Handler[Callable[..., Coroutine[Any, Any, R]]], job: Job[Any], /) -> R: ...
+    @overload
+    def result_of(self: Handler[Callable[..., R]], job: Job[Any], /) -> R: ...
+    def result_of(self, job: Job[Any], /) -> Any:
+        """Return the result of one of this handler's jobs that has ended, as it was returned.
+
+        Models and dataclasses are rebuilt from the JSON in `job.result`. Raises JobFailed,
+        JobCancelled, or StoredResultError where the stored result no longer fits.
+        """
+        if job.type not in self.types or not job.ended:
+            reason = f"it is {job.state}" if job.type in self.types else f"it is a {job.type!r}"
+            raise InvalidJobError(
+                f"Job {job.id} has no result of {self.type!r}: {reason}. Take one that has ended, "
+                "e.g. from as_completed() or ctx.upstreams()."
+            )
+        return result_of(job, self.results)
+
     def encode_result(self, value: Any) -> Any:
         """Return what the function returned as JSON values."""
-        try:
-            return json_values(value)
-        except Exception as error:  # also whatever the user's own serializers raise
-            raise ResultError(
-                f"The result of {self.type!r} cannot be stored: {reason_of(error)}. "
-                "Return JSON values, pydantic models or dataclasses."
-            ) from error
+        return self.results.encode(value)
 
     @property
     def takes_context(self) -> bool:

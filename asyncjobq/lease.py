@@ -6,14 +6,16 @@ so an owner that comes back late changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    bindparam,
     case,
     func,
     literal,
@@ -23,9 +25,19 @@ from sqlalchemy import (
 
 from asyncjobq import ready
 from asyncjobq.backends.base import Backend, Take, chunked
+from asyncjobq.codec import Encoded
 from asyncjobq.states import State
-from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
+from asyncjobq.transition import (
+    End,
+    Locked,
+    Return,
+    end_jobs,
+    fence,
+    fence_values,
+    return_jobs,
+)
 
+NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 WORKER_LOST: Final = (
     "The worker was lost (its lease ran out) in attempt {attempt} of {max_attempts}. A job whose "
     "process dies is run again until its attempts are used up."
@@ -57,6 +69,8 @@ class Claimed:
     created_at: datetime
     started_at: datetime
     meta: str | None = None
+    checkpoint: str | None = None
+    """What an earlier attempt has stored, as JSON text."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +122,23 @@ def claim_once(
         # As text: a row whose arguments cannot be decoded must fail alone, not spoil the claim.
         backend.text_of(jobs.c.args).label("args"),
         backend.text_of(jobs.c.meta).label("meta"),
+        backend.text_of(jobs.c.checkpoint).label("checkpoint"),
     ]
     rows = backend.claim(connection, takes, ready.conditions(backend), values, columns)
     return [_claimed(row, owner) for row in rows]
 
 
 def renew_once(
-    connection: Connection, backend: Backend, leases: Sequence[Lease], ttl: float
+    connection: Connection,
+    backend: Backend,
+    leases: Sequence[Lease],
+    ttl: float,
+    progress: Mapping[Lease, Encoded] = NOTHING,
 ) -> Renewal:
     """Extend leases by `ttl` seconds from now; says which are lost and which are to be cancelled.
 
     Rows that another transaction holds are skipped: waiting for one would let all others expire.
+    What handlers have reported of their `progress` goes with it.
     """
     jobs = backend.tables.jobs
     # A handler that was given up may still be here when its job comes back.
@@ -135,7 +155,48 @@ def renew_once(
     _extend(connection, backend, [lease.job_id for lease in renewal.renewed], ttl)
     renewal.held = still_ours(connection, backend, list(by_id.values()))
     renewal.lost |= set(by_id.values()) - renewal.held
+    reported = {lease: value for lease, value in progress.items() if lease in renewal.renewed}
+    store_progress(connection, backend, reported)
     return renewal
+
+
+def store_progress(
+    connection: Connection, backend: Backend, progress: Mapping[Lease, Encoded]
+) -> None:
+    """Store how far locked jobs are."""
+    if not progress:
+        return
+    jobs = backend.tables.jobs
+    value = bindparam("new_progress", type_=jobs.c.progress.type)
+    statement = update(jobs).where(fence(backend.tables)).values(progress=value)
+    rows = [
+        {**fence_values(Locked(lease.job_id, lease.owner, lease.token)), "new_progress": text}
+        for lease, text in sorted(progress.items(), key=lambda item: item[0].job_id)
+    ]
+    connection.execute(statement, rows)
+
+
+def completed_among(
+    connection: Connection, backend: Backend, leases: Collection[Lease]
+) -> dict[Lease, State]:
+    """Return the leases that `completion.py` has ended, with the states that it gave their jobs.
+
+    Nothing else leaves a job done, or waiting without an error, under a token still the lease's.
+    """
+    jobs = backend.tables.jobs
+    by_id = {lease.job_id: lease for lease in sorted(leases, key=lambda lease: lease.token)}
+    found: dict[Lease, State] = {}
+    for chunk in chunked(list(by_id), 500):
+        query = select(jobs.c.id, jobs.c.lease_token, jobs.c.state).where(
+            jobs.c.id.in_(chunk),
+            ~jobs.c.in_flight,
+            jobs.c.state.in_([State.DONE, State.WAITING]),
+            jobs.c.error.is_(None),
+        )
+        for row in connection.execute(query):
+            if row.lease_token == by_id[row.id].token:
+                found[by_id[row.id]] = State(row.state)
+    return found
 
 
 def still_ours(connection: Connection, backend: Backend, leases: Sequence[Lease]) -> set[Lease]:
@@ -218,4 +279,5 @@ def _claimed(row: Any, owner: str) -> Claimed:
         created_at=row.created_at,
         started_at=row.started_at,
         meta=row.meta,
+        checkpoint=row.checkpoint,
     )

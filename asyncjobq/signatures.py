@@ -20,7 +20,7 @@ def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
     """
     parameters = inspect.signature(function).parameters.values()
     names = getattr(underlying(function), "__globals__", {})
-    return [p.replace(annotation=_resolve(p.annotation, names)) for p in parameters]
+    return [p.replace(annotation=resolved(p.annotation, names)) for p in parameters]
 
 
 def is_async(function: Any) -> bool:
@@ -46,7 +46,7 @@ def underlying(function: Any) -> Any:
             function = type(function).__call__
 
 
-def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
+def resolved(annotation: Any, names: dict[str, Any]) -> Any:
     """Return a type hint with the names in it looked up, or as it is if one is unknown."""
     holder = SimpleNamespace(__annotations__={"hint": annotation})
     try:

@@ -149,7 +149,8 @@ class Slots:
             outcome = await run.outcome()
             duration, state = monotonic() - begun, None
             if outcome.ending is not Ending.LEASE_LOST:
-                state = await self._writer.write(Finished(lease, outcome))
+                told, completing = run.context.reported.pending, run.context.completing
+                state = await self._writer.write(Finished(lease, outcome, told, completing))
                 self._note(run.claimed, outcome, state)
             self._emitter.finished(run.claimed, outcome, state, duration)
         finally:
@@ -165,7 +166,10 @@ class Slots:
                 "The outcome of job %s (%s, attempt %s) is refused: its lease was lost.", *place
             )
             return
-        if outcome.error:
+        if outcome.error and state is State.DONE:
+            reason = outcome.summary or outcome.error.splitlines()[0]
+            logger.warning("Job %s (%s, attempt %s) was completed already when: %s", *place, reason)
+        elif outcome.error:
             ending = outcome.ending.replace("_", " ")
             reason = outcome.summary or outcome.error.splitlines()[0]
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
@@ -188,4 +192,5 @@ class Slots:
             queue=job.queue,
             group_key=job.group_key,
             stored_meta=job.meta,
+            stored_checkpoint=job.checkpoint,
         )

@@ -79,6 +79,7 @@ class OutcomeWriter:
                 state = written.states.get(item.lease.job_id, item.outcome.state)
                 waits = item.lease.job_id in written.waiting
                 state = State.WAITING if waits else state
+                state = written.completed.get(item.lease, state)
                 future.set_result(None if item.lease in lost else state)
         if written.unsettled:
             self.unsettled.set()
@@ -107,6 +108,7 @@ class OutcomeWriter:
             total.lost += one.lost
             total.held += one.held
             total.states |= one.states
+            total.completed |= one.completed
             total.waiting |= one.waiting
             total.unsettled |= one.unsettled
         return total

@@ -113,6 +113,11 @@ class Backend(ABC):
         """Return a JSON column as its text, for rows that may not be decoded on the way."""
         return type_coerce(column, Text())
 
+    def reads_fresh(self, connection: Connection) -> bool:
+        """Tell whether each statement of this transaction sees what was committed before it."""
+        own = OWN in connection.get_execution_options()
+        return own or connection.get_isolation_level() in ("READ COMMITTED", "READ UNCOMMITTED")
+
     @abstractmethod
     def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         """Return the query so that it locks its rows for writing and skips those locked.
@@ -163,6 +168,9 @@ class Backend(ABC):
         query = select(*columns).where(self.tables.jobs.c.id == job_id)
         return connection.execute(query.with_for_update(key_share=True)).one_or_none()
 
+    def refuse_snapshot(self, connection: Connection, what: str) -> None:  # noqa: B027
+        """Raise ConfigurationError where the transaction's isolation level rules out `what`."""
+
     @abstractmethod
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         """Find lanes that have ready jobs, reading a bounded number of index entries."""
@@ -202,6 +210,9 @@ class Backend(ABC):
 
     def notify(self, connection: Connection, topic: str) -> None:  # noqa: B027  nothing by default
         """Wake listeners of other processes when this transaction commits."""
+
+    def notify_ended(self, connection: Connection) -> None:  # noqa: B027  nothing by default
+        """Tell those who wait for the ends of jobs when this transaction commits."""
 
     def fault_of(self, error: BaseException) -> Fault:
         """Classify a database error by its code."""
@@ -262,6 +273,13 @@ class Database(ABC):
         """Call `wake` whenever another process may have written, until cancelled.
 
         Never raises for a database that is away. Returns at once where there is no such signal.
+        """
+
+    @abstractmethod
+    async def watch_ends(self, wake: Callable[[], None], poll_interval: float) -> None:
+        """Call `wake` whenever a job may have ended in another process, until cancelled.
+
+        Otherwise like `watch`.
         """
 
     @abstractmethod

@@ -61,14 +61,26 @@ class SQLiteBackend(Backend):
         shift = func.printf("%+.6f seconds", literal(plus) if isinstance(plus, float) else plus)
         return func.strftime("%Y-%m-%d %H:%M:%f", "now", shift) + "000"
 
+    def reads_fresh(self, connection: Connection) -> bool:
+        return True  # in a transaction that may write, or it could not
+
     def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         return query
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
-        if ids:  # take the write lock first: what is read before it may be out of date
-            nothing = update(self.tables.jobs).where(false()).values(settled=True)
-            connection.execute(nothing)
+        if ids:
+            self._take_write_lock(connection)
         return super().read_parents(connection, ids)
+
+    def wait_for_row(
+        self, connection: Connection, job_id: int, columns: Sequence[ColumnElement[Any]]
+    ) -> Row[Any] | None:
+        self._take_write_lock(connection)
+        return super().wait_for_row(connection, job_id, columns)
+
+    def _take_write_lock(self, connection: Connection) -> None:
+        """Lock the file, as others' transactions do: what is read before may be out of date."""
+        connection.execute(update(self.tables.jobs).where(false()).values(settled=True))
 
     def sharing(self, query: Select[Any]) -> Select[Any]:
         return query

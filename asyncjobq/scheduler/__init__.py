@@ -84,7 +84,7 @@ class Scheduler(Hooks, Recurring, Questions, Controls):
         self.cron = self._handlers.cron
         self.every = self._handlers.every
         self._worker: Worker | None = None
-        self._waiters = Waiters()
+        self._waiters = Waiters(self._still_open, self._watch_ends, self.settings.poll_interval)
         self._subscribers = Subscribers()
         self._emitter = Emitter(self._subscribers)
         self._around: list[Middleware] = []
@@ -146,6 +146,7 @@ class Scheduler(Hooks, Recurring, Questions, Controls):
         self.stop()
         if self._worker is not None:
             await self._worker.stopped.wait()
+        await self._waiters.close()
         await self._subscribers.flush(last=True)
         await self._database.close()
 
@@ -173,7 +174,10 @@ class Scheduler(Hooks, Recurring, Questions, Controls):
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        services = HandlerServices(self._database, self._spec, self.enqueue, self._tell_enqueued)
+        most = self.settings.max_result_bytes
+        services = HandlerServices(
+            self._database, self._spec, self.enqueue, most, self._tell_enqueued
+        )
         around = Surroundings(self._subscribers, self._around)
         worker = Worker(self._database, self._registry(), self.settings, services, around)
         worker.on_end = self._waiters.tell

@@ -11,7 +11,6 @@ from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of
 from asyncjobq.drafts import Draft
 from asyncjobq.enqueue import insert_drafts, insert_jobs
 from asyncjobq.errors import InvalidJobError
-from asyncjobq.handlers import Handlers
 from asyncjobq.job import Job
 from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec
 from asyncjobq.scheduler.access import Access
@@ -26,8 +25,6 @@ R = TypeVar("R")
 class Enqueuing(Access):
     """Enqueues jobs, checking their arguments where their handler is known."""
 
-    _handlers: Handlers
-    _registries: tuple[Handlers, ...]
     _meta_sources: list[MetaSource]
 
     @overload
@@ -161,8 +158,3 @@ class Enqueuing(Access):
             added |= source()
         own = spec.chosen.meta or {}
         return spec.options(meta={**added, **own}) if added else spec
-
-    def _registry(self) -> Handlers:
-        """Return the handlers, with what was added to their registries meanwhile."""
-        self._handlers.include(*self._registries)
-        return self._handlers

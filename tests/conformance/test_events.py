@@ -174,6 +174,17 @@ class TestAttempts:
             await until(_async(lambda: "Cancelled" in seen.names(job)))
         assert "Snoozed" not in seen.names(job)
 
+    async def test_that_their_handlers_complete(self, jobs: Jobs, seen: Seen) -> None:
+        @jobs.scheduler.handler
+        async def work(ctx: JobContext) -> None:
+            async with ctx.session() as session, session.begin():
+                await ctx.complete(session, 1)
+            raise ValueError("too late to fail")
+
+        job = await jobs.scheduler.enqueue(work.job())
+        await jobs.scheduler.drain()
+        assert seen.names(job) == ["Enqueued", "Leased", "Started", "Succeeded"]
+
     async def test_that_the_database_refuses(
         self, jobs: Jobs, seen: Seen, monkeypatch: Any
     ) -> None:

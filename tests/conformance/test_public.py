@@ -37,6 +37,7 @@ NAMES = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "LeaseLostError",
     "Node",
     "ParentError",
     "ResultError",
@@ -49,6 +50,7 @@ NAMES = [
     "SchemaError",
     "Snooze",
     "State",
+    "StoredResultError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",
@@ -81,6 +83,10 @@ SCHEDULER = {
     ),
     "aclose": "(self) -> 'None'",
     "around": "(self, function: 'M', /) -> 'M'",
+    "as_completed": (
+        "(self, jobs: 'Iterable[JobRef]', /, *, timeout: 'Duration | None' = None) "
+        "-> 'AsyncIterator[Job[Any]]'"
+    ),
     "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
     "check_database": "(self) -> 'None'",
     "create_schema": "(self) -> 'None'",
@@ -135,11 +141,15 @@ SCHEDULER = {
     ),
 }
 
-CONTEXT = {"add_child", "await_", "enqueue", "session", "upstreams"}
+CONTEXT = {
+    "add_child", "await_", "checkpoint", "checkpoint_sync", "complete", "complete_sync",
+    "enqueue", "progress", "session", "upstreams",
+}  # fmt: skip
 CONTEXT_VALUES = {
     "args",
     "attempt",
     "cancel_requested",
+    "checkpointed",
     "deadline",
     "group_key",
     "job_id",
@@ -190,7 +200,7 @@ def test_the_registry() -> None:
     }  # fmt: skip
     assert {"cron", "every", "handler"} <= vars(Scheduler("sqlite+aiosqlite:///unused.db")).keys()
     public = {name for name in vars(Handler) if not name.startswith("_")}
-    assert {"job", "encode", "decode"} <= public
+    assert {"job", "encode", "decode", "result_of"} <= public
 
 
 def test_the_context() -> None:
