@@ -52,6 +52,19 @@ class Arguments:
         """Return stored arguments as the function takes them, by keyword."""
         return self._convert(self._bind((), stored), Converter.decode)
 
+    def takes(self, name: str) -> bool:
+        """Tell whether jobs may have an argument of this name."""
+        return name in self.signature.parameters or self._extra is not None
+
+    def value_of(self, name: str, stored: Mapping[str, Any]) -> Any:
+        """Return a stored argument, or the parameter's default as it would be stored."""
+        if name in stored:
+            return stored[name]
+        parameter = self.signature.parameters.get(name)
+        if parameter is None or parameter.default is Parameter.empty:
+            return None
+        return self._convert({name: parameter.default}, Converter.encode)[name]
+
     def _parameters(self) -> list[Parameter]:
         try:
             return parameters_of(self._function)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from asyncjobq import codec
 from asyncjobq.codec import Encoded
 from asyncjobq.job import Job
-from asyncjobq.options import JobSpec
+from asyncjobq.options import JobSpec, check_number
 from asyncjobq.progress import Progress
 
 P = ParamSpec("P")
@@ -38,6 +38,10 @@ class Services(Protocol):
         self, lease: LeaseRef, job: JobSpec[Any] | str, args: Any, key: str | None, session: Any
     ) -> Job[Any]:
         """Add a child to the leased job."""
+        ...
+
+    async def set_cost(self, lease: LeaseRef, cost: float) -> None:
+        """Correct what the leased job costs."""
         ...
 
     async def checkpoint(
@@ -211,6 +215,14 @@ class JobContext:
         `handler.result_of(job)` rebuilds a result that is a model or a dataclass.
         """
         return await self.services.upstreams_of(self.job_id)
+
+    async def set_cost(self, cost: float) -> None:
+        """Say what the job really costs, once that is known: its budgets are corrected by it.
+
+        Raises LeaseLostError when the lease is lost.
+        """
+        check_number("cost", cost, low=0)
+        await self.services.set_cost(self.lease, cost)
 
     def await_(
         self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs

@@ -183,6 +183,7 @@ def _row(batch: Batch, draft: Draft, now: datetime) -> dict[str, Any]:
         "group_key": chosen.group_key,
         "weight": float(chosen.weight),
         "priority": chosen.priority,
+        "limit_key": draft.spec.limit_key,
         "cost": float(chosen.cost),
         "run_after": run_after,
         "timeout": None if chosen.timeout is UNSET else chosen.timeout,

@@ -16,15 +16,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from asyncjobq import codec
 from asyncjobq.arguments import Arguments
-from asyncjobq.backoff import ErrorTypes, RetryPolicy, RetryRules, exponential
+from asyncjobq.backoff import ErrorTypes, RetryPolicy
 from asyncjobq.errors import AsyncJobQError, HandlerError, InvalidJobError
+from asyncjobq.handler_options import HandlerOptions
 from asyncjobq.job import Job
+from asyncjobq.limits import Limit
 from asyncjobq.middleware import M, Middleware, checked_middleware
-from asyncjobq.options import UNSET, JobOptions, JobSpec
+from asyncjobq.options import JobSpec
 from asyncjobq.recurrence import Declarations
 from asyncjobq.results import Results, result_of
 from asyncjobq.signatures import calls_of, is_async, underlying
@@ -41,54 +43,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
-
-
-@dataclass(frozen=True)
-class HandlerOptions:
-    """How the jobs of a handler run, unless a job's own options say otherwise.
-
-    `timeout` is seconds or a timedelta (None: no deadline; left out: the scheduler's default).
-    `retry`, `retry_on` and `fail_on`: see `RetryRules`; timeouts are retried unless `fail_on` names
-    TimeoutError, and what the handler raises to end its attempt comes before all rules. `aliases`
-    are further types that this handler runs, e.g. its name in earlier releases.
-    """
-
-    timeout: Any = UNSET
-    max_attempts: int = 5
-    retry: RetryPolicy = field(default_factory=exponential)
-    retry_on: Any = None
-    fail_on: Any = ()
-    queue: str | None = None
-    limits: tuple[Any, ...] = ()
-    aliases: tuple[str, ...] = ()
-    rules: RetryRules = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.max_attempts is None:
-            raise HandlerError("max_attempts must be an int of at least 1, not None.")
-        rules = RetryRules(self.retry, self.retry_on, self.fail_on)
-        object.__setattr__(self, "rules", rules)
-        try:
-            checked = JobOptions(
-                timeout=self.timeout, max_attempts=self.max_attempts, queue=self.queue
-            )
-        except AsyncJobQError as error:
-            raise HandlerError(str(error)) from error
-        object.__setattr__(self, "timeout", checked.timeout)
-        object.__setattr__(self, "limits", _tuple_of("limits", self.limits))
-        object.__setattr__(self, "aliases", _tuple_of("aliases", self.aliases))
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
-        """Make options of keyword arguments, naming the ones that do not exist."""
-        for name in given:
-            if name not in OPTION_NAMES:
-                options = ", ".join(OPTION_NAMES)
-                raise HandlerError(f"Unknown handler option {name!r}; the options are {options}.")
-        return cls(**given)
-
-
-OPTION_NAMES: Final = tuple(field.name for field in fields(HandlerOptions) if field.init)
 
 
 class Handler(Generic[F_co]):
@@ -112,6 +66,7 @@ class Handler(Generic[F_co]):
         self.around = around
         """The middleware of the registry that it was made with."""
         self._arguments = Arguments(self.type, function)
+        self._check_limits()
         self.results = Results(self.type, function)
 
     def __call__(self: Handler[Callable[P, R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -144,6 +99,19 @@ class Handler(Generic[F_co]):
         stored = self._arguments.encode(args, kwargs)
         return JobSpec(self.type, stored, default_queue=self.options.queue)
 
+    def _check_limits(self) -> None:
+        for limit in self.options.limits:
+            if not isinstance(limit, Limit):
+                raise HandlerError(
+                    f"limits takes Concurrency, RateLimit, Budget or Capacity, not {limit!r}."
+                )
+            if limit.argument is not None and not self._arguments.takes(limit.argument):
+                raise HandlerError(
+                    f"The limit {limit.name!r} is keyed by {limit.argument!r}, which is no "
+                    f"argument of {self.type!r}: it takes {self._arguments.signature}. For the "
+                    "job's group, write key='group_key'."
+                )
+
     def encode(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments as they are stored: checked, as JSON values, without defaults."""
         return self._arguments.encode((), args)
@@ -173,6 +141,13 @@ class Handler(Generic[F_co]):
     def encode_result(self, value: Any) -> Any:
         """Return what the function returned as JSON values."""
         return self.results.encode(value)
+
+    def argument_as_text(self, name: str, stored: Mapping[str, Any]) -> str:
+        """Return a job's argument, or its default, as the text by which limits are keyed."""
+        value = self._arguments.value_of(name, stored)
+        if value is None:
+            return ""
+        return value if isinstance(value, str) else codec.encode(value)
 
     @property
     def takes_context(self) -> bool:
@@ -204,6 +179,8 @@ class Handlers(Declarations):
         super().__init__()
         self._by_type: dict[str, AnyHandler] = {}
         self._around: list[Middleware] = []
+        self.revision = 0
+        """Goes up when a handler is added."""
 
     @overload
     def handler(self, function: F, /) -> Handler[F]: ...
@@ -219,7 +196,7 @@ class Handlers(Declarations):
         retry_on: ErrorTypes | None = ...,
         fail_on: ErrorTypes = ...,
         queue: str | None = ...,
-        limits: Iterable[Any] = ...,
+        limits: Iterable[Limit] = ...,
         aliases: Iterable[str] = ...,
     ) -> Callable[[F], Handler[F]]: ...
     def handler(self, given: Any = None, /, **options: Any) -> Any:
@@ -277,6 +254,8 @@ class Handlers(Declarations):
         return given
 
     def _add(self, handler: AnyHandler) -> None:
+        if self._by_type.get(handler.type) is handler:
+            return
         for name in handler.types:
             known = self._by_type.get(name, handler)
             if known is not handler:
@@ -285,6 +264,7 @@ class Handlers(Declarations):
                     'one another name: @handlers.handler("name").'
                 )
         self._by_type |= dict.fromkeys(handler.types, handler)
+        self.revision += 1
 
 
 def _check_callable(function: Any) -> None:
@@ -313,9 +293,3 @@ def _checked_type(name: str) -> str:
         return JobSpec[Any](name).type
     except AsyncJobQError as error:
         raise HandlerError(str(error)) from error
-
-
-def _tuple_of(option: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise HandlerError(f"{option} takes a tuple, not {value!r}.")
-    return tuple(value)

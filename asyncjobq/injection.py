@@ -186,7 +186,7 @@ class Resources:
                 raise
         raise raised[0]  # a provider swallowed it, which must not look like success
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close what is open, last opened first; errors are logged."""
         self._closed = True
         for kept in list(self._kept.values()):

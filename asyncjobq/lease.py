@@ -60,6 +60,7 @@ class Claimed:
     lease: Lease
     queue: str
     type: str
+    limit_key: str
     args: str
     group_key: str
     weight: float
@@ -101,8 +102,17 @@ def claim_once(
     defaults: Defaults,
 ) -> list[Claimed]:
     """Lease up to the asked number of jobs, for `ttl` seconds, in one atomic transaction."""
+    values = claim_values(backend, owner, ttl, defaults)
+    rows = backend.claim(
+        connection, takes, ready.conditions(backend), values, claim_columns(backend)
+    )
+    return [claimed_from(row, owner) for row in rows]
+
+
+def claim_values(backend: Backend, owner: str, ttl: float, defaults: Defaults) -> dict[str, Any]:
+    """Return what a claim writes."""
     jobs = backend.tables.jobs
-    values = {
+    return {
         "state": State.LEASED,
         "in_flight": True,
         "lease_owner": owner,
@@ -115,8 +125,14 @@ def claim_once(
         "started_at": backend.now(),
         "updated_at": backend.now(),
     }
-    columns = [
-        *(jobs.c[name] for name in ("id", "lease_token", "queue", "type", "group_key", "weight")),
+
+
+def claim_columns(backend: Backend) -> list[ColumnElement[Any]]:
+    """Return what a claim reads of each job."""
+    jobs = backend.tables.jobs
+    names = ("id", "lease_token", "queue", "type", "limit_key", "group_key", "weight")
+    return [
+        *(jobs.c[name] for name in names),
         *(jobs.c[name] for name in ("attempt", "max_attempts", "timeout")),
         *(jobs.c[name] for name in ("created_at", "started_at")),
         # As text: a row whose arguments cannot be decoded must fail alone, not spoil the claim.
@@ -124,8 +140,26 @@ def claim_once(
         backend.text_of(jobs.c.meta).label("meta"),
         backend.text_of(jobs.c.checkpoint).label("checkpoint"),
     ]
-    rows = backend.claim(connection, takes, ready.conditions(backend), values, columns)
-    return [_claimed(row, owner) for row in rows]
+
+
+def claimed_from(row: Any, owner: str) -> Claimed:
+    """Return the claimed job of a row with `claim_columns`."""
+    return Claimed(
+        lease=Lease(row.id, owner, row.lease_token),
+        queue=row.queue,
+        type=row.type,
+        limit_key=row.limit_key,
+        args=row.args,
+        group_key=row.group_key,
+        weight=row.weight,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        timeout=row.timeout,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        meta=row.meta,
+        checkpoint=row.checkpoint,
+    )
 
 
 def renew_once(
@@ -263,21 +297,3 @@ def _filled_in(
         typed = {name: literal(value, column.type) for name, value in defaults.items()}
         fallback = case(typed, value=type_column)
     return func.coalesce(column, fallback, type_=column.type)
-
-
-def _claimed(row: Any, owner: str) -> Claimed:
-    return Claimed(
-        lease=Lease(row.id, owner, row.lease_token),
-        queue=row.queue,
-        type=row.type,
-        args=row.args,
-        group_key=row.group_key,
-        weight=row.weight,
-        attempt=row.attempt,
-        max_attempts=row.max_attempts,
-        timeout=row.timeout,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        meta=row.meta,
-        checkpoint=row.checkpoint,
-    )

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-from asyncjobq import inspection
+from asyncjobq import codec, inspection
 from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Database
 from asyncjobq.callers import (
@@ -26,8 +26,11 @@ from asyncjobq.codec import Encoded
 from asyncjobq.completion import complete_job
 from asyncjobq.context import LastWords, LeaseRef
 from asyncjobq.errors import ConfigurationError, SchedulerStateError
+from asyncjobq.handlers import Handlers
 from asyncjobq.job import Job
 from asyncjobq.lease import Lease
+from asyncjobq.limit_control import correct_cost
+from asyncjobq.limit_rules import LimitRules
 from asyncjobq.options import JobSpec
 from asyncjobq.results import storable
 from asyncjobq.wake import ring_all
@@ -47,12 +50,14 @@ class HandlerServices:
         database: Database,
         spec: Callable[..., JobSpec[Any]],
         enqueue: Callable[..., Awaitable[Job[Any]]],
-        max_result_bytes: int,
+        max_result_bytes: int = codec.MAX_BYTES,
+        rules: LimitRules | None = None,
         tell_enqueued: Callable[[Iterable[Job[Any]]], None] = lambda jobs: None,
     ) -> None:
         self._database = database
         self._spec = spec
         self._enqueue = enqueue
+        self._rules = LimitRules((), Handlers()) if rules is None else rules
         self._max_result_bytes = max_result_bytes
         self._tell_enqueued = tell_enqueued
 
@@ -87,6 +92,10 @@ class HandlerServices:
     async def upstreams_of(self, job_id: int) -> list[Job[Any]]:
         backend = self._database.backend
         return await self._database.read(lambda c: inspection.upstreams_of(c, backend, job_id))
+
+    async def set_cost(self, lease: LeaseRef, cost: float) -> None:
+        own, backend = _own(lease), self._database.backend
+        await self._database.run(lambda c: correct_cost(c, backend, own, cost, self._rules))
 
     async def checkpoint(self, lease: LeaseRef, value: Any, session: Any, note: Note) -> None:
         text = self._checkpoint(lease, value)

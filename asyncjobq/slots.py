@@ -61,6 +61,7 @@ class Slots:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.on_return: Callable[[float], None] = lambda delay: None
         self.on_free: Callable[[], None] = lambda: None
+        self.on_slot_free: Callable[[Claimed], None] = lambda job: None
         self._settings = settings
         self._share = share
         self._heartbeat = heartbeat
@@ -93,8 +94,13 @@ class Slots:
         """Start no job from now on."""
         self._closed = True
 
-    def start(self, job: Claimed, handler: AnyHandler, leased_at: float) -> None:
-        """Run a job that was leased not before `leased_at` by the monotonic clock."""
+    def start(
+        self, job: Claimed, handler: AnyHandler, leased_at: float, weight: float | None = None
+    ) -> None:
+        """Run a job that was leased not before `leased_at` by the monotonic clock.
+
+        Its group is charged by `weight`, or else by the job's own.
+        """
         grace = min(5.0, self._settings.lease_ttl / 3)
         most = self._settings.max_result_bytes
         run = JobRun(
@@ -110,7 +116,7 @@ class Slots:
         run.on_start = partial(self._emitter.started, job)
         self._held[job.queue] += 1
         self._heartbeat.add(run, leased_at)
-        charge = self._share.start(job.group_key, job.weight)
+        charge = self._share.start(job.group_key, job.weight if weight is None else weight)
         self._emitter.leased(job)
         if self._closed:  # claimed by a transaction that was under way
             run.stop(Stop.INTERRUPTED)
@@ -157,6 +163,7 @@ class Slots:
             self._heartbeat.remove(lease)
             self._held[run.claimed.queue] -= 1
             self._share.finish(charge, monotonic() - begun)
+            self.on_slot_free(run.claimed)
             self.on_free()
 
     def _note(self, job: Claimed, outcome: Outcome, state: State | None) -> None:

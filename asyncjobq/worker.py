@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Final
 
 from asyncjobq.backends.base import Database
@@ -16,6 +17,8 @@ from asyncjobq.errors import DatabaseUnavailableError
 from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import Handlers
 from asyncjobq.heartbeat import Heartbeat
+from asyncjobq.limit_rules import LimitRules
+from asyncjobq.limiter import Limiter
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep
 from asyncjobq.slots import Slots, Surroundings
@@ -39,6 +42,7 @@ class Worker:
         handlers: Handlers,
         settings: Settings,
         services: Services,
+        rules: LimitRules,
         surroundings: Surroundings | None = None,
     ) -> None:
         self.settings = settings
@@ -58,7 +62,11 @@ class Worker:
         self._resources = around.resources
         self._slots = Slots(settings, share, self._heartbeat, self._writer, services, around)
         self._slots.on_free = self._wake.ring_here
-        self._tick = Tick(database, handlers, settings, share, self._slots, around.subscribers)
+        self._limiter = Limiter(rules, settings.poll_interval, self._wake.ring_here)
+        self._slots.on_slot_free = self._limiter.ended
+        self._tick = Tick(
+            database, handlers, settings, share, self._slots, self._limiter, around.subscribers
+        )
         self._slots.on_end = self._tick.on_end = self._note_end
         self._slots.on_return = self._tick.expect_due
         self._declared = asyncio.Event()
@@ -72,9 +80,10 @@ class Worker:
         """
         try:
             if await self._until_answered(check):
-                await self._work()
+                async with aclosing(self._resources):
+                    await self._work()
         finally:
-            await self._resources.close()
+            self._limiter.close()
             self._wake.close()
             self.stopped.set()
 
@@ -147,9 +156,10 @@ class Worker:
             self.stop()
             return
         due = max(0.0, self._tick.chores_at - monotonic())
-        await self._wake.sleep(min(self.settings.poll_interval, due))
+        await self._wake.sleep(min(self.settings.poll_interval, due, self._limiter.opens_in))
         if self._wake.take_news():
             self._tick.chores_at = 0.0
+            self._limiter.told()
 
     async def _is_idle(self) -> bool:
         return await self._tick.is_idle(scheduled=self._waits_for_scheduled)

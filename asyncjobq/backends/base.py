@@ -24,6 +24,7 @@ from sqlalchemy import (
     insert,
     select,
     type_coerce,
+    update,
 )
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -188,6 +189,27 @@ class Backend(ABC):
 
         Returns `columns` of the claimed rows as they are after the write.
         """
+
+    @abstractmethod
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        """Read, without locks, the ids of the first jobs of each take, and some to spare."""
+
+    def claim_rows(
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        values: Mapping[str, Any],
+        columns: Sequence[ColumnElement[Any]],
+    ) -> list[Row[Any]]:
+        """Write `values` to jobs whose rows are locked; returns `columns` as they are after it."""
+        jobs = self.tables.jobs
+        connection.execute(update(jobs).where(jobs.c.id.in_(ids)).values(values))
+        return list(connection.execute(select(*columns).where(jobs.c.id.in_(ids))))
 
     @abstractmethod
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:

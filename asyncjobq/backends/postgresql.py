@@ -74,7 +74,7 @@ class PostgreSQLBackend(Backend):
             )
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
-        rows = connection.execute(_lanes(self.tables.jobs), lanes.starts_as_arrays(scan)).all()
+        rows = connection.execute(_lanes(self.tables), lanes.starts_as_arrays(scan)).all()
         return lanes.page(rows, scan)
 
     def claim(
@@ -92,6 +92,14 @@ class PostgreSQLBackend(Backend):
         first = func.array(_first_of_each(jobs, conditions).scalar_subquery())
         statement = update(jobs).where(jobs.c.id == any_(first)).values(values)
         return list(connection.execute(statement.returning(*columns), _arrays(takes)))
+
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        return lanes.first_candidates(connection, self.tables, takes, conditions, spare=3)
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         jobs = self.tables.jobs
@@ -159,8 +167,9 @@ def channel_of_ends(tables: Tables) -> str:
 
 
 @lru_cache
-def _lanes(jobs: Table) -> Select[Any]:
+def _lanes(tables: Tables) -> Select[Any]:
     """Walk the index of ready jobs from lane to lane, one look-up each; LIMIT ends the walk."""
+    jobs = tables.jobs
     start = (
         func.unnest(*(cast(bindparam(f"{name}_array"), ARRAY(Text)) for name in LANE))
         .table_valued(*LANE)
@@ -185,7 +194,7 @@ def _lanes(jobs: Table) -> Select[Any]:
 
     lane = step(start, operator.ge).cte("lane", recursive=True)
     lane = lane.union_all(step(lane, operator.gt))
-    return select(lane).limit(bindparam("bound", type_=Integer))
+    return lanes.weighted(select(lane).limit(bindparam("bound", type_=Integer)), tables.groups)
 
 
 def _first_of_each(jobs: Table, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:

@@ -17,10 +17,12 @@ from asyncjobq.emitter import Emitter
 from asyncjobq.errors import DatabaseUnavailableError, SchedulerStateError
 from asyncjobq.handlers import Handlers
 from asyncjobq.lifetime import ended, signals_handled
+from asyncjobq.limits import Limit
 from asyncjobq.middleware import Middleware
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
 from asyncjobq.scheduler.hooks import Hooks, MetaSource
+from asyncjobq.scheduler.limiting import Limiting
 from asyncjobq.scheduler.questions import Questions
 from asyncjobq.scheduler.recurring import Recurring
 from asyncjobq.services import HandlerServices
@@ -34,12 +36,13 @@ from asyncjobq.worker import Worker
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Hooks, Recurring, Questions, Controls):
+class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
     `handlers`, registries that exist without a scheduler. `concurrency` is the number of slots of
-    this worker, `queues` the queues it serves, or a mapping to the slots of each. Durations are
+    this worker, `queues` the queues it serves, or a mapping to the slots of each; `limits` cap all
+    jobs, wherever they run, or those of one queue. Durations are
     seconds or timedeltas: a lease that is not renewed for `lease_ttl` is taken back, due work is
     looked for every `poll_interval` at least, jobs have `stop_timeout` to end when the scheduler
     is stopped, and `default_timeout` in all where neither they nor their handler say otherwise
@@ -54,6 +57,7 @@ class Scheduler(Hooks, Recurring, Questions, Controls):
         handlers: Iterable[Handlers] = (),
         concurrency: int = 10,
         queues: Iterable[str] | Mapping[str, int] = ("default",),
+        limits: Iterable[Limit] = (),
         lease_ttl: Duration = 30.0,
         poll_interval: Duration = 1.0,
         stop_timeout: Duration = 20.0,
@@ -80,6 +84,8 @@ class Scheduler(Hooks, Recurring, Questions, Controls):
         )
         self._handlers = Handlers()
         self._registries = tuple(handlers)
+        self._limits = tuple(limits)
+        self._limit_rules()
         self.handler = self._handlers.handler
         self.cron = self._handlers.cron
         self.every = self._handlers.every
@@ -175,11 +181,12 @@ class Scheduler(Hooks, Recurring, Questions, Controls):
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
         most = self.settings.max_result_bytes
+        rules = self._limit_rules()
         services = HandlerServices(
-            self._database, self._spec, self.enqueue, most, self._tell_enqueued
+            self._database, self._spec, self.enqueue, most, rules, self._tell_enqueued
         )
         around = Surroundings(self._subscribers, self._around)
-        worker = Worker(self._database, self._registry(), self.settings, services, around)
+        worker = Worker(self._database, self._registry(), self.settings, services, rules, around)
         worker.on_end = self._waiters.tell
         self._worker = worker
         return worker

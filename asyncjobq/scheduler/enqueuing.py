@@ -12,6 +12,8 @@ from asyncjobq.drafts import Draft
 from asyncjobq.enqueue import insert_drafts, insert_jobs
 from asyncjobq.errors import InvalidJobError
 from asyncjobq.job import Job
+from asyncjobq.limit_rules import LimitRules
+from asyncjobq.limits import Limit
 from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec
 from asyncjobq.scheduler.access import Access
 from asyncjobq.scheduler.hooks import MetaSource
@@ -26,6 +28,8 @@ class Enqueuing(Access):
     """Enqueues jobs, checking their arguments where their handler is known."""
 
     _meta_sources: list[MetaSource]
+    _limits: tuple[Limit, ...]
+    _rules: LimitRules | None = None
 
     @overload
     async def enqueue(
@@ -135,11 +139,14 @@ class Enqueuing(Access):
         if not isinstance(spec, JobSpec):
             raise InvalidJobError(f"{spec!r} is not a job; make one with handler.job(...).")
         spec = self._with_meta(spec)
-        handler = self._registry().find(spec.type)
+        rules = self._limit_rules()
+        handler = self._handlers.find(spec.type)
         if handler is None:
             return replace(spec, args=checked_args(spec, None))
         args = checked_args(spec, handler.encode)
-        return replace(spec, args=args, default_queue=spec.default_queue or handler.options.queue)
+        queued = replace(spec, args=args, default_queue=spec.default_queue or handler.options.queue)
+        key = rules.key_of(queued.queue, queued.type, args)
+        return replace(queued, limit_key=key) if key else queued
 
     async def _insert(
         self, specs: Sequence[JobSpec[Any]], session: AsyncCaller | None
@@ -158,3 +165,10 @@ class Enqueuing(Access):
             added |= source()
         own = spec.chosen.meta or {}
         return spec.options(meta={**added, **own}) if added else spec
+
+    def _limit_rules(self) -> LimitRules:
+        """Return the limits of the jobs, made anew when handlers were added."""
+        handlers, known = self._registry(), self._rules
+        if known is None or known.revision != handlers.revision:
+            known = self._rules = LimitRules(self._limits, handlers)
+        return known

@@ -286,6 +286,7 @@ async def assert_nothing_is_stranded(jobs: Jobs) -> None:
 
 
 def _clear(connection: Connection, backend: Backend) -> None:
-    connection.execute(delete(backend.tables.deps))
-    connection.execute(delete(backend.tables.jobs))
-    connection.execute(delete(backend.tables.schedules))
+    tables = backend.tables
+    for table in reversed(tables.all):
+        if table is not tables.version:
+            connection.execute(delete(table))

@@ -36,7 +36,18 @@ def run_of(
     now = datetime.now(UTC)
     lease = Lease(1, "worker", 1)
     claimed = Claimed(
-        lease, "default", "work", args, "", 1.0, attempt, max_attempts, timeout, now, now
+        lease=lease,
+        queue="default",
+        type="work",
+        limit_key="",
+        args=args,
+        group_key="",
+        weight=1.0,
+        attempt=attempt,
+        max_attempts=max_attempts,
+        timeout=timeout,
+        created_at=now,
+        started_at=now,
     )
     services: Any = SimpleNamespace()
     lease = LeaseRef(1, "worker", 1)

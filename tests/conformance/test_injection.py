@@ -52,7 +52,7 @@ async def resources() -> AsyncIterator[Resources]:
     made = Resources()
     yield made
     async with asyncio.timeout(10):
-        await made.close()
+        await made.aclose()
 
 
 class Opened:
@@ -154,7 +154,7 @@ class TestProviders:
 
         outcome = await outcome_of(work, resources=resources)
         assert outcome.result == '["pool pool for job 1","pool pool for job 1"]'
-        await resources.close()
+        await resources.aclose()
         expected = ["open pool", "open connection", "work", "close connection", "close pool"]
         assert log == expected
 
@@ -177,7 +177,7 @@ class TestScopes:
         go_on.set()
         assert {(await run).result for run in runs} == {'"shared slow"'}
         assert log == ["open shared", "open slow"]
-        await resources.close()
+        await resources.aclose()
         assert log[2:] == ["close slow", "close shared"]
 
     async def test_of_the_job_is_opened_for_each(self, log: Log, resources: Resources) -> None:
@@ -327,7 +327,7 @@ class TestErrors:
         async def work(one: str = log.opening("good"), two: None = inject(bad)) -> None: ...
 
         await outcome_of(work, resources=resources)
-        await resources.close()
+        await resources.aclose()
         assert "will not close" in caplog.text
         assert log == ["open good", "close good"]
 
@@ -345,7 +345,7 @@ class TestErrors:
 
         await outcome_of(work, resources=resources)
         async with asyncio.timeout(5):
-            await resources.close()
+            await resources.aclose()
         assert "did not close within" in caplog.text
         assert log == ["open good", "close good"]
         assert asyncio.all_tasks() == before
@@ -362,7 +362,7 @@ class TestErrors:
             Ending.TIMED_OUT
         )
         async with asyncio.timeout(5):
-            await resources.close()
+            await resources.aclose()
         assert asyncio.all_tasks() == before
         late = await outcome_of(work, resources=resources)
         assert "serving ends" in (late.error or "")

@@ -12,9 +12,12 @@ from asyncjobq.errors import AsyncJobQError
 NAMES = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Budget",
     "Cancel",
     "Cancelled",
+    "Capacity",
     "CatchUp",
+    "Concurrency",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -38,8 +41,11 @@ NAMES = [
     "JobSpec",
     "Kind",
     "LeaseLostError",
+    "Limit",
+    "LimitState",
     "Node",
     "ParentError",
+    "RateLimit",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -68,6 +74,7 @@ SCHEDULER = {
     "__init__": (
         "(self, database: 'str | URL | AsyncEngine', *, handlers: 'Iterable[Handlers]' = (), "
         "concurrency: 'int' = 10, queues: 'Iterable[str] | Mapping[str, int]' = ('default',), "
+        "limits: 'Iterable[Limit]' = (), "
         "lease_ttl: 'Duration' = 30.0, poll_interval: 'Duration' = 1.0, "
         "stop_timeout: 'Duration' = 20.0, default_timeout: 'Duration | None' = 3600.0, "
         "max_result_bytes: 'int' = 8000000, listen_url: 'str | URL | None' = None, "
@@ -123,6 +130,16 @@ SCHEDULER = {
         "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
     ),
     "retry": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
+    "clear_limit": "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
+    "limits": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[LimitState]'",
+    "set_limit": (
+        "(self, name: 'str', amount: 'float', /, *, per: 'float | timedelta | None' = None, "
+        "burst: 'int | None' = None, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
+    "set_weight": (
+        "(self, group_key: 'str', weight: 'float | None', /, *, "
+        "session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
     "run": "(self) -> 'None'",
     "schedules": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[Schedule]'",
     "serve": "(self) -> 'None'",
@@ -141,7 +158,7 @@ SCHEDULER = {
     ),
 }
 
-CONTEXT = {
+CONTEXT = {"set_cost",
     "add_child", "await_", "checkpoint", "checkpoint_sync", "complete", "complete_sync",
     "enqueue", "progress", "session", "upstreams",
 }  # fmt: skip
