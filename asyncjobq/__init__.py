@@ -10,6 +10,7 @@ The path of a job, one file a step:
 from asyncjobq.backoff import RetryPolicy, constant, exponential, none
 from asyncjobq.context import JobContext
 from asyncjobq.control import Cancelled
+from asyncjobq.ends import Cancel, Fail, Retry, Snooze
 from asyncjobq.enqueue import enqueue
 from asyncjobq.errors import (
     ArgumentsError,
@@ -38,12 +39,12 @@ from asyncjobq.errors import (
 )
 from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
+from asyncjobq.injection import inject
 from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.limit_control import LimitState
 from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
-from asyncjobq.outcomes import Cancel, Fail, Retry, Snooze
 from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.schedules import Schedule
@@ -114,6 +115,7 @@ __all__ = [
     "constant",
     "enqueue",
     "exponential",
+    "inject",
     "metadata",
     "none",
 ]

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import re
 from difflib import get_close_matches
 from inspect import Parameter
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ForwardRef, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from asyncjobq import codec
-from asyncjobq.conversion import Converter, needs_conversion, parts_of, reason_of
+from asyncjobq.conversion import Converter, needs_conversion, reason_of
 from asyncjobq.errors import ArgumentsError, HandlerError
+from asyncjobq.injection import Injected
+from asyncjobq.signatures import is_context, is_resolved, parameters_of, starts_with_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-
-class Injected:
-    """The default of a parameter that the worker fills in, so that no job has to."""
 
 
 class Arguments:
@@ -29,16 +24,20 @@ class Arguments:
         self._type = type_name
         self._function = function
         parameters = self._parameters()
-        self.takes_context = _starts_with_context(parameters)
+        self.takes_context = starts_with_context(parameters)
         named = parameters[1:] if self.takes_context else parameters
         for parameter in named:
             self._check(parameter)
-        filled_in = [p for p in named if not isinstance(p.default, Injected)]
+        self.injected = {p.name: p.default for p in named if isinstance(p.default, Injected)}
+        """What the worker fills in, by the parameter's name."""
+        for name, wanted in self.injected.items():
+            wanted.check(f"Handler {type_name!r}: the parameter {name!r}")
+        filled_in = [p for p in named if p.name not in self.injected]
         self.signature = inspect.Signature(filled_in)
         self._reserved = {p.name for p in parameters} - self.signature.parameters.keys()
         self._extra = next((p.name for p in filled_in if p.kind is Parameter.VAR_KEYWORD), None)
         self._converters: dict[str, Converter] | None = None
-        if all(map(_is_resolved, filled_in)):
+        if all(map(is_resolved, filled_in)):
             self._converters = self._make_converters()
 
     def encode(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,20 +67,14 @@ class Arguments:
         return self._convert({name: parameter.default}, Converter.encode)[name]
 
     def _parameters(self) -> list[Parameter]:
-        """Return all parameters, with their type hints resolved where the names exist by now."""
         try:
-            signature = inspect.signature(self._function)
+            return parameters_of(self._function)
         except (TypeError, ValueError, NameError) as error:
             raise HandlerError(f"Handler {self._type!r} has no signature: {error}") from error
-        names = getattr(underlying(self._function), "__globals__", {})
-        return [
-            parameter.replace(annotation=resolved(parameter.annotation, names))
-            for parameter in signature.parameters.values()
-        ]
 
     def _check(self, parameter: Parameter) -> None:
         owner = f"Handler {self._type!r}: the parameter {parameter.name!r}"
-        if _is_context(parameter):
+        if is_context(parameter):
             raise HandlerError(f"{owner} is a JobContext; make it the first positional one.")
         if parameter.kind is Parameter.POSITIONAL_ONLY:
             raise HandlerError(f"{owner} cannot be passed by name; remove the '/' behind it.")
@@ -93,12 +86,12 @@ class Arguments:
 
     def _bind(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         try:
+            for name in sorted(self._reserved.intersection(named)):
+                raise self._refusal(f"{name!r} is filled in by the worker")
             args = dict(self.signature.bind(*positional, **named).arguments)
         except TypeError as error:
             raise self._refusal(self._unknown(named) or error) from error
         extra = args.pop(self._extra, {}) if self._extra else {}
-        for name in self._reserved & extra.keys():
-            raise self._refusal(f"{name!r} is filled in by the worker")
         return args | extra
 
     def _unknown(self, named: Mapping[str, Any]) -> str | None:
@@ -147,46 +140,3 @@ class Arguments:
             f"Handler {self._type!r} cannot take these arguments: {reason}. "
             f"It takes {self.signature}."
         )
-
-
-def underlying(function: Any) -> Any:
-    """Return the `def` behind partials, well-made decorators and callable objects."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        elif inspect.isroutine(function):
-            return function
-        else:
-            function = type(function).__call__
-
-
-def resolved(annotation: Any, names: dict[str, Any]) -> Any:
-    """Return a type hint with the names in it looked up, or as it is if one is unknown."""
-    holder = SimpleNamespace(__annotations__={"hint": annotation})
-    try:
-        return get_type_hints(holder, globalns=names, include_extras=True)["hint"]
-    except Exception:  # a hint may be any expression, and only helps
-        return annotation
-
-
-def _is_resolved(parameter: Parameter) -> bool:
-    return not any(isinstance(part, str | ForwardRef) for part in parts_of(parameter.annotation))
-
-
-def _starts_with_context(parameters: list[Parameter]) -> bool:
-    by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    return bool(parameters) and parameters[0].kind in by_position and _is_context(parameters[0])
-
-
-def _is_context(parameter: Parameter) -> bool:
-    return any(map(_names_context, parts_of(parameter.annotation)))
-
-
-def _names_context(hint: Any) -> bool:
-    from asyncjobq.context import JobContext  # noqa: PLC0415  it may import this module's users
-
-    if isinstance(hint, str | ForwardRef):  # imported for type checkers only
-        return re.search(r"\bJobContext\b", str(hint)) is not None
-    return isinstance(hint, type) and issubclass(hint, JobContext)

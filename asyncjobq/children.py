@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,12 @@ from asyncjobq.workflow import below
 
 
 def add_child(
-    connection: Connection, backend: Backend, lease: Lease, spec: JobSpec[Any], key: str | None
+    connection: Connection,
+    backend: Backend,
+    lease: Lease,
+    spec: JobSpec[Any],
+    key: str | None,
+    on_insert: Callable[[Job[Any]], None] = lambda job: None,
 ) -> Job[Any]:
     """Insert a child of the leased job, or return the one that an earlier attempt gave this key.
 
@@ -34,7 +40,9 @@ def add_child(
     if known is not None:
         return known
     draft = Draft(below(spec, lease.job_id), child_key=key)
-    return insert_drafts(connection, backend, [draft], parent_may_be_job=True)[0]
+    child = insert_drafts(connection, backend, [draft], parent_may_be_job=True)[0]
+    on_insert(child)
+    return child
 
 
 def _child(connection: Connection, backend: Backend, parent_id: int, key: str) -> Job[Any] | None:

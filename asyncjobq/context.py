@@ -107,6 +107,9 @@ class JobContext:
     services: Services = field(repr=False)
     cancel_requested: bool = False
     """Set when the job is told to stop; for `def` handlers, which cannot be interrupted."""
+    queue: str = "default"
+    group_key: str = ""
+    stored_meta: str | None = field(default=None, repr=False)
     stored_checkpoint: str | None = field(default=None, repr=False)
     reported: Progress = field(default_factory=Progress, repr=False)
     completing: bool = field(default=False, repr=False)
@@ -118,6 +121,12 @@ class JobContext:
     def args(self) -> dict[str, Any]:
         """The arguments as they are stored: JSON values by the parameters' names."""
         stored: dict[str, Any] = codec.decode(self.stored_args)
+        return stored
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What was stored beside the arguments when the job was enqueued, such as a trace id."""
+        stored: dict[str, Any] = {} if self.stored_meta is None else codec.decode(self.stored_meta)
         return stored
 
     @property

@@ -24,7 +24,7 @@
     ├── CommitUnknownError            look whether it was written before trying again
     └── SchedulerStateError           e.g. serve() while it serves already
 
-What handlers raise to say how their attempt ends is in `outcomes.py`.
+What handlers raise to say how their attempt ends is in `ends.py`.
 """
 
 from __future__ import annotations

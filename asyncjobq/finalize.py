@@ -36,6 +36,8 @@ class Written:
     lost: list[Finished] = field(default_factory=list)
     held: list[Finished] = field(default_factory=list)
     """Rows that some transaction has locked: nothing was written, to be tried again."""
+    states: dict[int, State] = field(default_factory=dict)
+    """What became of jobs that ended; not always what their outcome asked for."""
     completed: dict[Lease, State] = field(default_factory=dict)
     """What their handlers had ended themselves, and how; the outcome counts for nothing."""
     waiting: frozenset[int] = frozenset()
@@ -48,6 +50,7 @@ class Written:
         self.written += other.written
         self.lost += other.lost
         self.held += other.held
+        self.states |= other.states
         self.completed |= other.completed
         self.waiting |= other.waiting
         self.unsettled |= other.unsettled
@@ -75,6 +78,7 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     store_progress(connection, backend, progress)
     ends = [move for move in moves if isinstance(move, End)]
     ended = end_jobs(connection, backend, ends)
+    result.states = {end.row.id: end.state for end in ends}
     result.unsettled, result.waiting = ended.unsettled, ended.waiting
     return_jobs(connection, backend, [move for move in moves if isinstance(move, Return)])
     ours = still_ours(connection, backend, [item.lease for item in waiting.values()])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from asyncjobq.backends.base import Database
 from asyncjobq.clock import monotonic
 from asyncjobq.errors import DatabaseUnavailableError
+from asyncjobq.job import Job
 from asyncjobq.ready import FiredHere
 from asyncjobq.recurrence import Definition
 from asyncjobq.schedules import due_schedules, fire_once, save_schedules, unsaved
@@ -27,6 +28,7 @@ class Firing:
 
     def __init__(self, database: Database, definitions: Mapping[str, Definition]) -> None:
         self.enabled = True
+        self.on_enqueue: Callable[[Sequence[Job[Any]]], None] = lambda jobs: None
         self._database = database
         self._definitions = definitions
         self._unfit: dict[str, float] = {}
@@ -63,6 +65,7 @@ class Firing:
         work = partial(fire_once, backend=self._database.backend, names=names)
         fired = await self._database.run(work)
         self._leave(fired.unfit)
+        self.on_enqueue(fired.jobs)
         return fired.moved > 0
 
     async def _fire_alone(self, name: str) -> bool:

@@ -16,81 +16,45 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from asyncjobq import codec
-from asyncjobq.arguments import Arguments, underlying
-from asyncjobq.backoff import RetryPolicy, constant, exponential, none
+from asyncjobq.arguments import Arguments
+from asyncjobq.backoff import ErrorTypes, RetryPolicy
 from asyncjobq.errors import AsyncJobQError, HandlerError, InvalidJobError
+from asyncjobq.handler_options import HandlerOptions
 from asyncjobq.job import Job
 from asyncjobq.limits import Limit
-from asyncjobq.options import UNSET, JobOptions, JobSpec
+from asyncjobq.middleware import M, Middleware, checked_middleware
+from asyncjobq.options import JobSpec
 from asyncjobq.recurrence import Declarations
 from asyncjobq.results import Results, result_of
+from asyncjobq.signatures import calls_of, is_async, underlying
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping
+    from collections.abc import Coroutine, Iterator, Mapping, Sequence
     from datetime import timedelta
     from typing import Concatenate
 
     from asyncjobq.context import JobContext
+    from asyncjobq.injection import Injected
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
 
-_POLICY_FACTORIES: Final[tuple[object, ...]] = (exponential, constant, none)
-
-
-@dataclass(frozen=True)
-class HandlerOptions:
-    """How the jobs of a handler run, unless a job's own options say otherwise.
-
-    `timeout` is seconds or a timedelta (None: no deadline; left out: the scheduler's default).
-    `aliases` are further types that this handler runs, e.g. its name in earlier releases.
-    """
-
-    timeout: Any = UNSET
-    max_attempts: int = 5
-    retry: RetryPolicy = field(default_factory=exponential)
-    queue: str | None = None
-    limits: tuple[Limit, ...] = ()
-    aliases: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.max_attempts is None:
-            raise HandlerError("max_attempts must be an int of at least 1, not None.")
-        if not callable(self.retry) or self.retry in _POLICY_FACTORIES:
-            raise HandlerError(f"retry takes a policy such as exponential(), not {self.retry!r}.")
-        try:
-            checked = JobOptions(
-                timeout=self.timeout, max_attempts=self.max_attempts, queue=self.queue
-            )
-        except AsyncJobQError as error:
-            raise HandlerError(str(error)) from error
-        object.__setattr__(self, "timeout", checked.timeout)
-        object.__setattr__(self, "limits", _tuple_of("limits", self.limits))
-        object.__setattr__(self, "aliases", _tuple_of("aliases", self.aliases))
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
-        """Make options of keyword arguments, naming the ones that do not exist."""
-        for name in given:
-            if name not in OPTION_NAMES:
-                options = ", ".join(OPTION_NAMES)
-                raise HandlerError(f"Unknown handler option {name!r}; the options are {options}.")
-        return cls(**given)
-
-
-OPTION_NAMES: Final = tuple(field.name for field in fields(HandlerOptions))
-
 
 class Handler(Generic[F_co]):
     """A registered function: callable as itself, and what makes and checks its jobs."""
 
-    def __init__(self, function: F_co, type_name: str | None, options: HandlerOptions) -> None:
+    def __init__(
+        self,
+        function: F_co,
+        type_name: str | None,
+        options: HandlerOptions,
+        around: Sequence[Middleware] = (),
+    ) -> None:
         _check_callable(function)
         functools.update_wrapper(self, function)
         self.function = function
@@ -98,7 +62,9 @@ class Handler(Generic[F_co]):
         self.types = tuple(dict.fromkeys(map(_checked_type, (name, *options.aliases))))
         self.type = self.types[0]
         self.options = options
-        self.is_async = _is_async(function)
+        self.is_async = is_async(function)
+        self.around = around
+        """The middleware of the registry that it was made with."""
         self._arguments = Arguments(self.type, function)
         self._check_limits()
         self.results = Results(self.type, function)
@@ -189,6 +155,11 @@ class Handler(Generic[F_co]):
         return self._arguments.takes_context
 
     @property
+    def injected(self) -> Mapping[str, Injected]:
+        """What the worker fills in, by the parameter's name."""
+        return self._arguments.injected
+
+    @property
     def place(self) -> str:
         """Where the function is defined, for messages."""
         code = getattr(underlying(self.function), "__code__", None)
@@ -207,6 +178,7 @@ class Handlers(Declarations):
     def __init__(self) -> None:
         super().__init__()
         self._by_type: dict[str, AnyHandler] = {}
+        self._around: list[Middleware] = []
         self.revision = 0
         """Goes up when a handler is added."""
 
@@ -221,6 +193,8 @@ class Handlers(Declarations):
         timeout: float | timedelta | None = ...,
         max_attempts: int = ...,
         retry: RetryPolicy = ...,
+        retry_on: ErrorTypes | None = ...,
+        fail_on: ErrorTypes = ...,
         queue: str | None = ...,
         limits: Iterable[Limit] = ...,
         aliases: Iterable[str] = ...,
@@ -233,6 +207,14 @@ class Handlers(Declarations):
         if given is None or isinstance(given, str):
             return functools.partial(self._register, given, HandlerOptions.of(options))
         return self._register(None, HandlerOptions.of(options), given)
+
+    def around(self, function: M, /) -> M:
+        """Wrap each run of the handlers registered here: `async def around(job, call)`.
+
+        Those of a scheduler are outside of these; of several, the first one is outermost.
+        """
+        self._around.append(checked_middleware(function))
+        return function
 
     def include(self, *others: Handlers) -> None:
         """Take over the handlers and schedules that other registries have now."""
@@ -261,7 +243,7 @@ class Handlers(Declarations):
         return len(set(self._by_type.values()))
 
     def _register(self, type_name: str | None, options: HandlerOptions, function: F) -> Handler[F]:
-        handler = Handler(function, type_name, options)
+        handler = Handler(function, type_name, options, self._around)
         self._add(handler)
         return handler
 
@@ -289,21 +271,12 @@ def _check_callable(function: Any) -> None:
     if inspect.isclass(function) or not callable(function):
         raise HandlerError(f"A handler is a def or an async def, not {function!r}.")
     if any(
-        inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in _calls(function)
+        inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in calls_of(function)
     ):
         raise HandlerError(
             f"{function!r} yields, and nobody would iterate over it. Return a list instead, or "
             "report what happens on the way with the context's progress()."
         )
-
-
-def _is_async(function: Any) -> bool:
-    """Tell whether calling it gives an awaitable, also through a plain decorator's wrapper."""
-    return any(map(inspect.iscoroutinefunction, (*_calls(function), inspect.unwrap(function))))
-
-
-def _calls(function: Any) -> tuple[Any, Any]:
-    return function, function.__call__
 
 
 def _name_of(function: Any) -> str:
@@ -320,9 +293,3 @@ def _checked_type(name: str) -> str:
         return JobSpec[Any](name).type
     except AsyncJobQError as error:
         raise HandlerError(str(error)) from error
-
-
-def _tuple_of(option: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise HandlerError(f"{option} takes a tuple, not {value!r}.")
-    return tuple(value)

@@ -61,7 +61,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A job that this worker has leased; `args` is still JSON text."""
+    """A job that this worker has leased; `args` and `meta` are still JSON text."""
 
     lease: Lease
     queue: str
@@ -75,6 +75,7 @@ class Claimed:
     timeout: float
     created_at: datetime
     started_at: datetime
+    meta: str | None = None
     checkpoint: str | None = None
     """What an earlier attempt has stored, as JSON text."""
 
@@ -153,6 +154,7 @@ def _claim_columns(backend: Backend) -> list[ColumnElement[Any]]:
         *(jobs.c[name] for name in ("created_at", "started_at")),
         # As text: a row whose arguments cannot be decoded must fail alone, not spoil the claim.
         backend.text_of(jobs.c.args).label("args"),
+        backend.text_of(jobs.c.meta).label("meta"),
         backend.text_of(jobs.c.checkpoint).label("checkpoint"),
     ]
 
@@ -172,6 +174,7 @@ def claimed_from(row: Any, owner: str) -> Claimed:
         timeout=row.timeout,
         created_at=row.created_at,
         started_at=row.started_at,
+        meta=row.meta,
         checkpoint=row.checkpoint,
     )
 

@@ -10,7 +10,9 @@ from typing import Final
 from sqlalchemy import Connection
 
 from asyncjobq.backends.base import Backend, Database
+from asyncjobq.emitter import Emitter, Told
 from asyncjobq.settle import Settled, Sweep, settle_once
+from asyncjobq.subscribers import Subscribers
 
 SWEEP_CALLS: Final = 5
 
@@ -18,11 +20,12 @@ SWEEP_CALLS: Final = 5
 class Outbox:
     """Settles, one call at a time: two of one process would hold their rows against each other."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, emitter: Emitter | None = None) -> None:
         self.on_settled: Callable[[Settled], None] = lambda settled: None
         self.left = asyncio.Event()
         """Set when there are unsettled rows which nobody else may know of."""
         self._database = database
+        self._emitter = emitter or Emitter(Subscribers())
         self._turn = asyncio.Lock()
 
     async def settle_now(self, job_ids: Collection[int]) -> None:
@@ -56,8 +59,15 @@ class Outbox:
         return promoted
 
     async def _settle(self, settle: Callable[[Connection, Backend], Settled]) -> Settled:
+        def work(connection: Connection) -> tuple[Settled, Told]:
+            backend = self._database.backend
+            settled = settle(connection, backend)
+            ended = [end.row.id for end in settled.ended]
+            return settled, self._emitter.look_up(connection, backend, ended)
+
         async with self._turn:
-            settled = await self._database.run(lambda c: settle(c, self._database.backend))
+            settled, told = await self._database.run(work)
+        self._emitter.settled(settled.ended, told)
         # After those are told whose end this was: their slots are free when it wakes somebody.
         asyncio.get_running_loop().call_soon(self.on_settled, settled)
         return settled

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncjobq import codec
-from asyncjobq.arguments import resolved, underlying
 from asyncjobq.codec import Encoded
 from asyncjobq.conversion import Converter, json_values, needs_conversion, reason_of
 from asyncjobq.errors import JobCancelled, JobFailed, ResultError, StoredResultError
 from asyncjobq.job import Job
+from asyncjobq.signatures import resolved, underlying
 from asyncjobq.states import State
 
 

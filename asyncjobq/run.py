@@ -1,30 +1,38 @@
 """One leased job: call its handler under its deadline and say how it ended. No SQL, never raises.
 
-The handler runs in a task of its own. This one waits for it, and is told from outside by `stop`
-why it should end early. What the handler raises, whatever it is, becomes an outcome.
+The handler runs in a task of its own, inside of its middleware and of its resources. This one
+waits for it, and is told from outside by `stop` why it should end early. What the handler raises,
+whatever it is, becomes an outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
-import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from types import FrameType
-from typing import Any
+from functools import partial
+from traceback import FrameSummary, TracebackException
+from typing import Any, Final
 
+import anyio
 import anyio.to_thread
 from anyio import CapacityLimiter
 
 from asyncjobq import codec
 from asyncjobq.clock import monotonic, seconds
 from asyncjobq.context import JobContext
+from asyncjobq.ends import AttemptEnd, Cancel, Fail, Retry, Snooze
 from asyncjobq.errors import ArgumentsError, ResultError
 from asyncjobq.handlers import AnyHandler
+from asyncjobq.injection import Resources
 from asyncjobq.lease import Claimed
+from asyncjobq.middleware import Middleware, surrounded
 from asyncjobq.options import LONGEST
-from asyncjobq.outcomes import Cancel, Ending, Fail, Outcome, Retry, Snooze
+from asyncjobq.outcomes import Ending, Outcome
+from asyncjobq.threads import HandlerThread
 
 logger = logging.getLogger("asyncjobq.run")
 
@@ -49,14 +57,20 @@ class JobRun:
         threads: CapacityLimiter,
         grace: float,
         max_result_bytes: int = codec.MAX_BYTES,
+        around: Sequence[Middleware] = (),
+        resources: Resources | None = None,
     ) -> None:
         """`grace` seconds are left for cleaning up, before the outcome is written without it."""
+        self.on_start: Callable[[], None] = lambda: None
         self.claimed = claimed
         self.handler = handler
         self.context = context
         self.threads = threads
         self._grace = grace
         self._max_result_bytes = max_result_bytes
+        self._around = (*around, *handler.around)
+        self._resources = resources or Resources()
+        self._thread = HandlerThread()
         self.deadline = monotonic() + claimed.timeout if claimed.timeout else None
         self.stopped: Stop | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -89,6 +103,7 @@ class JobRun:
             name=f"asyncjobq job {self.claimed.lease.job_id} ({self.claimed.type})",
             context=contextvars.Context(),  # nothing of whoever started the worker
         )
+        self.on_start()
         await self._watch(self._task)
         return self._concluded(self._task)
 
@@ -103,42 +118,58 @@ class JobRun:
         if not task.done():
             self.stop(Stop.TIMED_OUT)
             self.context.cancel_requested = True
-            if self.handler.is_async:  # a thread can only be asked
+            if self._thread.bar():  # one that is at work can only be asked
                 task.cancel()
             await asyncio.wait({task}, timeout=self._grace)
 
     async def _contained(self, arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
         """Call the handler; its errors are values, so that none of them can reach the loop."""
         try:
-            return await self._call(arguments), None
+            call = partial(self._call_with_resources, arguments)
+            return await surrounded(self._around, self.context, call), None
         except BaseException as error:
             return None, error
 
-    async def _call(self, arguments: dict[str, Any]) -> Any:
+    async def _call_with_resources(self, arguments: dict[str, Any]) -> Any:
+        call = partial(self._call, arguments)
+        return await self._resources.call(self.handler.injected, self.context, call)
+
+    async def _call(self, arguments: dict[str, Any], injected: dict[str, Any]) -> Any:
         positional = (self.context,) if self.handler.takes_context else ()
-        function = self.handler.function
+        function = partial(self.handler.function, *positional, **arguments, **injected)
         if self.handler.is_async:
-            return await function(*positional, **arguments)
-        # A thread cannot be interrupted: when it does not end in time it is left behind.
-        return await anyio.to_thread.run_sync(
-            lambda: function(*positional, **arguments),
-            abandon_on_cancel=True,
-            limiter=self.threads,
-        )
+            return await function()
+        try:
+            return await anyio.to_thread.run_sync(
+                self._thread.run, function, abandon_on_cancel=True, limiter=self.threads
+            )
+        finally:
+            self._thread.at_work = False
 
     def _concluded(self, task: asyncio.Task[Any]) -> Outcome:
         if not task.done():
-            if not self.handler.is_async:  # nor is a thread to start late
-                task.cancel()
             return self._left_behind()
         if task.cancelled():  # before its first step
             return self._stopped_outcome()
         value, error = task.result()
         too_late = self.stopped in (Stop.TIMED_OUT, Stop.LEASE_LOST)
-        gave_way = self.stopped is not None and isinstance(error, asyncio.CancelledError)
-        if too_late or gave_way:
+        # Whatever it made of its cancellation, unless it says itself how the attempt ends.
+        gave_way = error is not None and not isinstance(error, AttemptEnd)
+        if too_late or (self.stopped is not None and gave_way):
+            self._log_own_way(error)
             return self._stopped_outcome()
         return self._succeeded(value) if error is None else self._raised(error)
+
+    def _log_own_way(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            job_id, job_type = self.claimed.lease.job_id, self.claimed.type
+            logger.info(
+                "Job %s (%s) was stopped (%s), and raised %s.",
+                job_id,
+                job_type,
+                self.stopped,
+                _summary(error),
+            )
 
     def _left_behind(self) -> Outcome:
         """Give up on a handler that does not end when it is cancelled."""
@@ -191,13 +222,17 @@ class JobRun:
     def _retried(
         self, ending: Ending, error: BaseException, text: str, after: float | None = None
     ) -> Outcome:
-        attempt = self.claimed.attempt
-        if attempt >= self.claimed.max_attempts:
+        attempt, rules = self.claimed.attempt, self.handler.options.rules
+        if ending is Ending.TIMED_OUT:
+            allowed = rules.allow_timeouts
+        else:
+            allowed = isinstance(error, Retry) or rules.allow(error)
+        if not allowed or attempt >= self.claimed.max_attempts:
             return Outcome(ending, error=text, summary=_summary(error))
         try:
-            delay = self.handler.options.retry(attempt, error) if after is None else after
+            delay = rules.policy(attempt, error) if after is None else after
             bounded = None if delay is None else _bounded(seconds(delay, "Its answer"))
-        except Exception as broken:
+        except BaseException as broken:
             reason = f"{text}\n\nThe retry policy failed in its turn:\n{_described(broken)}"
             return Outcome(ending, error=reason)
         return Outcome(ending, error=text, retry_after=bounded, summary=_summary(error))
@@ -208,20 +243,36 @@ def _bounded(delay: float) -> float:
 
 
 def _described(error: BaseException) -> str:
-    """Return the error with its traceback below the frames that led to the handler."""
-    frames = error.__traceback__
-    while frames is not None and _leads_to_handler(frames.tb_frame):
-        frames = frames.tb_next
+    """Return the error with its traceback, without the frames that led to what users wrote."""
     try:
-        lines = traceback.format_exception(type(error), error, frames)
-        return codec.printable("".join(lines).strip())
+        report = TracebackException.from_exception(error)
+        _keep_users_frames(report)
+        return codec.printable("".join(report.format()).strip())
     except Exception:  # an error whose own text raises
         return type(error).__name__
 
 
-def _leads_to_handler(frame: FrameType) -> bool:
-    module = str(frame.f_globals.get("__name__"))
-    return module == __name__ or module.startswith("anyio.")
+def _keep_users_frames(report: TracebackException) -> None:
+    """Take our frames out, and those of anyio below them; of what is linked to the error too."""
+    found: list[TracebackException | None] = [report]
+    while found:
+        one = found.pop()
+        if one is not None:
+            one.stack[:] = _users_frames(one.stack)
+            found += [one.__cause__, one.__context__, *(one.exceptions or ())]
+
+
+def _users_frames(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
+    ours = False
+    for frame in frames:
+        ours = frame.filename in _OURS or (ours and frame.filename.startswith(_ANYIO))
+        if not ours:
+            yield frame
+
+
+_ANYIO: Final = anyio.__path__[0]
+_PARTS: Final[tuple[Any, ...]] = (_described, surrounded, Resources, HandlerThread)
+_OURS: Final = {inspect.getfile(part) for part in _PARTS}
 
 
 def _summary(error: BaseException) -> str:

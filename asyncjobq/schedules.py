@@ -19,6 +19,7 @@ from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.cron import times_between
 from asyncjobq.enqueue import TOPIC, insert_jobs
 from asyncjobq.errors import ConfigurationError, ScheduleNotFoundError
+from asyncjobq.job import Job
 from asyncjobq.options import JobSpec
 from asyncjobq.ready import FiredHere
 from asyncjobq.recurrence import FIELDS, CatchUp, Definition
@@ -143,10 +144,11 @@ def due_schedules(
 
 @dataclass(frozen=True)
 class Fired:
-    """How many schedules moved on, and which were left to workers that know more."""
+    """How many schedules moved on, which were left to workers that know more, and the new jobs."""
 
     moved: int
     unfit: list[str]
+    jobs: Sequence[Job[Any]]
 
 
 def fire_once(connection: Connection, backend: Backend, names: Sequence[str]) -> Fired:
@@ -164,10 +166,10 @@ def fire_once(connection: Connection, backend: Backend, names: Sequence[str]) ->
         except ValueError as error:  # of another release, or this machine knows fewer time zones
             logger.warning("The schedule %r cannot be fired here: %s", row.name, error)
             unfit.append(row.name)
-    _enqueue(connection, backend, firings)
+    jobs = _enqueue(connection, backend, firings)
     for firing in firings:
         firing.move_on(connection, backend)
-    return Fired(len(firings), unfit)
+    return Fired(len(firings), unfit, jobs)
 
 
 @dataclass
@@ -209,12 +211,15 @@ def _meta(name: str, time: datetime) -> dict[str, str]:
     return {"schedule": name, "fired_at": time.isoformat()}
 
 
-def _enqueue(connection: Connection, backend: Backend, firings: Sequence[_Firing]) -> None:
+def _enqueue(
+    connection: Connection, backend: Backend, firings: Sequence[_Firing]
+) -> Sequence[Job[Any]]:
     inserted = insert_jobs(connection, backend, [job for firing in firings for job in firing.jobs])
     ids = iter(job.id for job in inserted)
     for firing in firings:
         for _ in firing.jobs:
             firing.last_job_id = next(ids)
+    return inserted
 
 
 def _open_jobs(connection: Connection, backend: Backend, rows: Sequence[Row[Any]]) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -52,12 +52,14 @@ class HandlerServices:
         enqueue: Callable[..., Awaitable[Job[Any]]],
         max_result_bytes: int = codec.MAX_BYTES,
         rules: LimitRules | None = None,
+        tell_enqueued: Callable[[Iterable[Job[Any]]], None] = lambda jobs: None,
     ) -> None:
         self._database = database
         self._spec = spec
         self._enqueue = enqueue
         self._rules = LimitRules((), Handlers()) if rules is None else rules
         self._max_result_bytes = max_result_bytes
+        self._tell_enqueued = tell_enqueued
 
     def session(self) -> AsyncSession:
         return self._database.session()
@@ -70,17 +72,22 @@ class HandlerServices:
     ) -> Job[Any]:
         spec, backend, own = self._spec(job, args, {}), self._database.backend, _own(lease)
 
-        def work(connection: Connection) -> Job[Any]:
-            return add_child(connection, backend, own, spec, key)
+        def work(connection: Connection) -> tuple[Job[Any], list[Job[Any]]]:
+            new: list[Job[Any]] = []
+            return add_child(connection, backend, own, spec, key, new.append), new
+
+        def committed(done: tuple[Job[Any], list[Job[Any]]]) -> None:
+            self._tell_enqueued(done[1])
 
         if session is not None:
-            return await in_transaction_of(session, work)
+            return (await in_transaction_of(session, work, committed))[0]
         try:
-            child = await self._database.run(work, repeatable=key is not None)
+            done = await self._database.run(work, repeatable=key is not None)
         except IntegrityError:  # another attempt gave the same key at this moment: it is there now
-            child = await self._database.run(work)
+            done = await self._database.run(work)
         ring_all()
-        return child
+        committed(done)
+        return done[0]
 
     async def upstreams_of(self, job_id: int) -> list[Job[Any]]:
         backend = self._database.backend

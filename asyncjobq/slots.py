@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from anyio import CapacityLimiter
@@ -14,22 +16,35 @@ from anyio import CapacityLimiter
 from asyncjobq import codec
 from asyncjobq.clock import monotonic
 from asyncjobq.context import JobContext, LeaseRef, Services
+from asyncjobq.emitter import Emitter
 from asyncjobq.fairshare import Charge, FairShare
 from asyncjobq.finalize import Finished
 from asyncjobq.handlers import AnyHandler
 from asyncjobq.heartbeat import Heartbeat
+from asyncjobq.injection import Resources
 from asyncjobq.lease import Claimed
+from asyncjobq.middleware import Middleware
 from asyncjobq.options import NO_TIMEOUT
 from asyncjobq.outcomes import Ending, Outcome
 from asyncjobq.run import JobRun, Stop
 from asyncjobq.settings import Settings
 from asyncjobq.states import TERMINAL, State
+from asyncjobq.subscribers import Subscribers
 from asyncjobq.writer import OutcomeWriter
 
 logger = logging.getLogger("asyncjobq.worker")
 
 ABANDONED_THREADS: Final = 32
 """Threads of `def` handlers that may outlive their jobs before new ones have to wait."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a scheduler's users put around the runs of its jobs."""
+
+    subscribers: Subscribers = field(default_factory=Subscribers)
+    around: Sequence[Middleware] = ()
+    resources: Resources = field(default_factory=Resources)
 
 
 class Slots:
@@ -42,6 +57,7 @@ class Slots:
         heartbeat: Heartbeat,
         writer: OutcomeWriter,
         services: Services,
+        surroundings: Surroundings,
     ) -> None:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.on_return: Callable[[float], None] = lambda delay: None
@@ -52,6 +68,9 @@ class Slots:
         self._heartbeat = heartbeat
         self._writer = writer
         self._services = services
+        self._around = surroundings.around
+        self._resources = surroundings.resources
+        self._emitter = Emitter(surroundings.subscribers, settings.worker_id)
         self._threads = CapacityLimiter(settings.concurrency + ABANDONED_THREADS)
         self._held: Counter[str] = Counter()
         self._closed = False
@@ -85,10 +104,21 @@ class Slots:
         """
         grace = min(5.0, self._settings.lease_ttl / 3)
         most = self._settings.max_result_bytes
-        run = JobRun(job, handler, self._context(job), self._threads, grace, most)
+        run = JobRun(
+            job,
+            handler,
+            self._context(job),
+            self._threads,
+            grace,
+            most,
+            self._around,
+            self._resources,
+        )
+        run.on_start = partial(self._emitter.started, job)
         charge = self._share.start(job.group_key, job.weight if weight is None else weight)
         self._held[job.queue] += 1
         self._heartbeat.add(run, leased_at)
+        self._emitter.leased(job)
         if self._closed:  # claimed by a transaction that was under way
             run.stop(Stop.INTERRUPTED)
         self._keep(job, self._job(run, charge))
@@ -101,7 +131,8 @@ class Slots:
 
     async def _refused(self, job: Claimed, outcome: Outcome) -> None:
         try:
-            await self._finish(job, Finished(job.lease, outcome))
+            state = await self._finish(job, Finished(job.lease, outcome))
+            self._emitter.finished(job, outcome, state, 0.0)
         finally:
             self.on_slot_free(job)
 
@@ -139,9 +170,11 @@ class Slots:
         lease, begun = run.claimed.lease, monotonic()
         try:
             outcome = await run.outcome()
+            duration, state = monotonic() - begun, None
             if outcome.ending is not Ending.LEASE_LOST:
                 told, completing = run.context.reported.pending, run.context.completing
-                await self._finish(run.claimed, Finished(lease, outcome, told, completing))
+                state = await self._finish(run.claimed, Finished(lease, outcome, told, completing))
+            self._emitter.finished(run.claimed, outcome, state, duration)
         finally:
             self._heartbeat.remove(lease)
             self._held[run.claimed.queue] -= 1
@@ -149,9 +182,10 @@ class Slots:
             self.on_slot_free(run.claimed)
             self.on_free()
 
-    async def _finish(self, job: Claimed, finished: Finished) -> None:
+    async def _finish(self, job: Claimed, finished: Finished) -> State | None:
         state = await self._writer.write(finished)
         self._note(job, finished.outcome, state)
+        return state
 
     def _note(self, job: Claimed, outcome: Outcome, state: State | None) -> None:
         place = (job.lease.job_id, job.type, job.attempt)
@@ -183,5 +217,8 @@ class Slots:
             deadline=None if endless else job.started_at + timedelta(seconds=job.timeout),
             lease=LeaseRef(job.lease.job_id, job.lease.owner, job.lease.token),
             services=self._services,
+            queue=job.queue,
+            group_key=job.group_key,
+            stored_meta=job.meta,
             stored_checkpoint=job.checkpoint,
         )

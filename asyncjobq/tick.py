@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from asyncjobq.backends.base import Database, Lane, Take
 from asyncjobq.clock import monotonic
+from asyncjobq.emitter import Emitter, Told
 from asyncjobq.fairshare import FairShare
 from asyncjobq.firing import FIRE_PAUSE, Firing
 from asyncjobq.handlers import AnyHandler, Handlers
@@ -25,7 +26,8 @@ from asyncjobq.settings import Settings
 from asyncjobq.settle import Settled, Sweep
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
-from asyncjobq.transition import End
+from asyncjobq.subscribers import Subscribers
+from asyncjobq.transition import End, Return
 
 logger = logging.getLogger("asyncjobq.worker")
 
@@ -42,6 +44,7 @@ class Tick:
         slots: Slots,
         outbox: Outbox,
         limiter: Limiter,
+        subscribers: Subscribers,
     ) -> None:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.chores_at = 0.0
@@ -57,6 +60,8 @@ class Tick:
         self._outbox = outbox
         self._limiter = limiter
         self._again = False
+        self._emitter = Emitter(subscribers, settings.worker_id)
+        self.firing.on_enqueue = self._emitter.enqueued
         self._lanes = LaneCursor(tuple(settings.queues), handlers.types)
         self._defaults = _defaults(handlers, settings)
 
@@ -169,10 +174,10 @@ class Tick:
 
     async def reclaim_once(self) -> bool:
         """Take back expired leases; tell whether there were any."""
-        backend = self._database.backend
-        taken = await self._database.run(lambda c: reclaim_once(c, backend))
+        taken, told = await self._database.run(self._reclaim)
         for item in taken:
             logger.warning("Job %s was reclaimed: its lease had run out.", item.row.id)
+        self._emitter.reclaimed(taken, told)
         self._note_ends([item for item in taken if isinstance(item, End)])
         return bool(taken)
 
@@ -181,6 +186,11 @@ class Tick:
         self._note_ends(settled.ended)
         if settled.scheduled:
             self.expect_due(0.0)
+
+    def _reclaim(self, connection: Connection) -> tuple[list[End | Return], Told]:
+        backend = self._database.backend
+        taken = reclaim_once(connection, backend)
+        return taken, self._emitter.look_up(connection, backend, [item.row.id for item in taken])
 
     def _note_ends(self, ends: Sequence[End]) -> None:
         for end in ends:

@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
 from typing import Final
 
 from asyncjobq.backends.base import Database
 from asyncjobq.backoff import outage_delays
 from asyncjobq.clock import monotonic, wait_for_event
 from asyncjobq.context import Services
+from asyncjobq.emitter import Emitter
 from asyncjobq.errors import ConfigurationError, DatabaseUnavailableError
 from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import Handlers
@@ -21,7 +23,7 @@ from asyncjobq.limiter import Limiter
 from asyncjobq.outbox import Outbox
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Settled, Sweep
-from asyncjobq.slots import Slots
+from asyncjobq.slots import Slots, Surroundings
 from asyncjobq.states import State
 from asyncjobq.tick import Tick
 from asyncjobq.unserved import Unserved
@@ -44,6 +46,7 @@ class Worker:
         settings: Settings,
         services: Services,
         rules: LimitRules,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.settings = settings
         self.ended: Counter[State] = Counter()
@@ -56,15 +59,24 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
         self._heartbeat = Heartbeat(database, settings.lease_ttl)
-        self._outbox = Outbox(database)
+        around = surroundings or Surroundings()
+        self._outbox = Outbox(database, Emitter(around.subscribers, settings.worker_id))
         self._writer = OutcomeWriter(database, self._outbox)
         share = FairShare()
-        self._slots = Slots(settings, share, self._heartbeat, self._writer, services)
+        self._resources = around.resources
+        self._slots = Slots(settings, share, self._heartbeat, self._writer, services, around)
         self._slots.on_free = self._wake.ring_here
         self._limiter = Limiter(rules, settings.poll_interval, self._wake.ring_here)
         self._slots.on_slot_free = self._limiter.ended
         self._tick = Tick(
-            database, handlers, settings, share, self._slots, self._outbox, self._limiter
+            database,
+            handlers,
+            settings,
+            share,
+            self._slots,
+            self._outbox,
+            self._limiter,
+            around.subscribers,
         )
         self._slots.on_end = self._tick.on_end = self._note_end
         self._slots.on_return = self._tick.expect_due
@@ -86,7 +98,8 @@ class Worker:
         """
         try:
             if await self._until_answered(check, in_background):
-                await self._work()
+                async with aclosing(self._resources):
+                    await self._work()
         finally:
             self._limiter.close()
             self._wake.close()

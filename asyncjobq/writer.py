@@ -89,7 +89,8 @@ class OutcomeWriter:
             if not future.done():
                 waits = item.lease.job_id in written.waiting
                 outcome = outcomes.get(item.lease, item.outcome)  # or what was written instead
-                state = State.WAITING if waits else outcome.state
+                state = written.states.get(item.lease.job_id, outcome.state)
+                state = State.WAITING if waits else state
                 state = written.completed.get(item.lease, state)
                 future.set_result(None if item.lease in lost else state)
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pytest
 
-from asyncjobq.arguments import Injected
 from asyncjobq.backoff import constant, exponential, none
 from asyncjobq.context import JobContext
 from asyncjobq.errors import ArgumentsError, HandlerError
-from asyncjobq.handlers import HandlerOptions, Handlers
+from asyncjobq.handler_options import HandlerOptions
+from asyncjobq.handlers import Handlers
+from asyncjobq.injection import inject
 from asyncjobq.limits import Concurrency
 from asyncjobq.options import NO_TIMEOUT, UNSET
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from elsewhere import Unknown  # type: ignore[import-not-found]
 
 
-HTTP = Injected()
+HTTP: Any = inject(lambda: None)
 GPU = Concurrency("gpu", 2)
 
 

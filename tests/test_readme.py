@@ -47,7 +47,7 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, recurring, transaction, unique, long_jobs = SNIPPETS[1:7]
+    handlers, graphs, recurring, transaction, unique, long_jobs, hooks = SNIPPETS[1:8]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -70,12 +70,21 @@ async def test_handlers_and_transactions(
     lines = capsys.readouterr().out.splitlines()
     assert sorted(lines[:2])[1].startswith("done {'done': 3, 'total': 3, 'message': 'rows'} rows=3")
     assert lines[2] == "rows=3"
+    await run(hooks, namespace)
+    printed = capsys.readouterr().out
+    assert sorted(printed.splitlines()) == [
+        "Failed look_up 1",
+        "Succeeded look_up 1",
+        "look_up took 0 s, for request 7",
+        "look_up took 0 s, for request 7",
+    ]
+    await namespace["shop"].aclose()
 
 
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[7:9]
+    fastapi, aiohttp = SNIPPETS[8:10]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -109,4 +118,4 @@ def test_the_servers_to_try_it_out_on_are_among_those_tested() -> None:
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 9
+    assert len(SNIPPETS) == 10

@@ -13,25 +13,30 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from asyncjobq.backends import open_database
 from asyncjobq.codec import MAX_BYTES
+from asyncjobq.emitter import Emitter
 from asyncjobq.errors import DatabaseUnavailableError, SchedulerStateError
 from asyncjobq.handlers import Handlers
 from asyncjobq.lifetime import block, ended, signals_handled
 from asyncjobq.limits import Limit
+from asyncjobq.middleware import Middleware
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
+from asyncjobq.scheduler.hooks import Hooks, MetaSource
 from asyncjobq.scheduler.limiting import Limiting
 from asyncjobq.scheduler.questions import Questions
 from asyncjobq.scheduler.recurring import Recurring
 from asyncjobq.services import HandlerServices
 from asyncjobq.settings import Duration, checked_settings
+from asyncjobq.slots import Surroundings
 from asyncjobq.states import State
+from asyncjobq.subscribers import Subscribers
 from asyncjobq.waiting import Waiters
 from asyncjobq.worker import Worker
 
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Limiting, Recurring, Questions, Controls):
+class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
@@ -86,6 +91,10 @@ class Scheduler(Limiting, Recurring, Questions, Controls):
         self.every = self._handlers.every
         self._worker: Worker | None = None
         self._waiters = Waiters(self._still_open, self._watch_ends, self.settings.poll_interval)
+        self._subscribers = Subscribers()
+        self._emitter = Emitter(self._subscribers)
+        self._around: list[Middleware] = []
+        self._meta_sources: list[MetaSource] = []
 
     async def serve(self) -> None:
         """Run jobs until `stop()` is called or this call is cancelled.
@@ -146,6 +155,7 @@ class Scheduler(Limiting, Recurring, Questions, Controls):
         if self._worker is not None:
             await self._worker.stopped.wait()
         await self._waiters.close()
+        await self._subscribers.flush(last=True)
         await self._database.close()
 
     async def __aenter__(self) -> Self:
@@ -155,20 +165,31 @@ class Scheduler(Limiting, Recurring, Questions, Controls):
         await self.aclose()
 
     async def _supervise(self, worker: Worker, *, in_background: bool = False) -> None:
-        work = worker.serve(self.check_database, in_background=in_background)
+        self._subscribers.home = asyncio.get_running_loop()
+        work = self._serve(worker, in_background)
         task = asyncio.create_task(work, name="asyncjobq worker")
         try:
             await ended(task, worker.stop)
         finally:
             self._worker = None
+            self._subscribers.home = None
+
+    async def _serve(self, worker: Worker, in_background: bool) -> None:
+        try:
+            await worker.serve(self.check_database, in_background=in_background)
+        finally:
+            await self._subscribers.flush()
 
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
         most = self.settings.max_result_bytes
         rules = self._limit_rules()
-        services = HandlerServices(self._database, self._spec, self.enqueue, most, rules)
-        worker = Worker(self._database, self._registry(), self.settings, services, rules)
+        services = HandlerServices(
+            self._database, self._spec, self.enqueue, most, rules, self._tell_enqueued
+        )
+        around = Surroundings(self._subscribers, self._around)
+        worker = Worker(self._database, self._registry(), self.settings, services, rules, around)
         worker.on_end = self._waiters.tell
         self._worker = worker
         return worker

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Backend, Database
 from asyncjobq.callers import AsyncCaller, in_transaction_of
+from asyncjobq.emitter import Emitter
 from asyncjobq.errors import AsyncJobQError, ConfigurationError, SchemaError
 from asyncjobq.handlers import Handlers
 from asyncjobq.migrations import check_schema, ensure_schema, is_up_to_date
@@ -27,6 +28,7 @@ class Access:
     _database: Database
     _handlers: Handlers
     _registries: tuple[Handlers, ...]
+    _emitter: Emitter
 
     @property
     def url(self) -> str:
@@ -66,15 +68,23 @@ class Access:
         return self._handlers
 
     async def _write(
-        self, work: Callable[[Connection, Backend], T], session: AsyncCaller | None
+        self,
+        work: Callable[[Connection, Backend], T],
+        session: AsyncCaller | None,
+        committed: Callable[[T], None] | None = None,
     ) -> T:
-        """Write in the caller's transaction, or in one of ours, and tell the workers here."""
+        """Write in the caller's transaction, or in one of ours, and tell the workers here.
+
+        `committed` is called with the result after the commit, if that is ours or a session's.
+        """
         if session is not None:
-            return await in_transaction_of(session, self._in_callers_terms(work))
+            return await in_transaction_of(session, self._in_callers_terms(work), committed)
         backend = self._database.backend
         async with self._schema_blamed():
             result = await self._database.run(lambda c: work(c, backend), repeatable=False)
         ring_all()
+        if committed is not None:
+            committed(result)
         return result
 
     @asynccontextmanager

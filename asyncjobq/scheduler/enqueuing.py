@@ -16,6 +16,7 @@ from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limits import Limit
 from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec
 from asyncjobq.scheduler.access import Access
+from asyncjobq.scheduler.hooks import MetaSource
 from asyncjobq.specs import as_spec, checked_args
 from asyncjobq.states import Kind
 from asyncjobq.workflow import Workflow
@@ -26,6 +27,7 @@ R = TypeVar("R")
 class Enqueuing(Access):
     """Enqueues jobs, checking their arguments where their handler is known."""
 
+    _meta_sources: list[MetaSource]
     _limits: tuple[Limit, ...]
     _rules: LimitRules | None = None
 
@@ -96,7 +98,7 @@ class Enqueuing(Access):
         """Enqueue one job in the transaction of a synchronous Session or Connection."""
         spec = self._spec(job, args, options)
         work = self._in_callers_terms(lambda c, backend: insert_jobs(c, backend, [spec]))
-        return in_sync_transaction_of(session, work)[0]
+        return in_sync_transaction_of(session, work, self._tell_enqueued)[0]
 
     @block
     async def workflow(
@@ -116,14 +118,16 @@ class Enqueuing(Access):
         workflow = Workflow(name, JobOptions.of({**options, "name": name}), fail_fast=fail_fast)
         yield workflow
         drafts = [self._checked_draft(draft) for draft in workflow.drafts]
-        jobs = await self._write(lambda c, b: insert_drafts(c, b, drafts), session)
+        jobs = await self._write(
+            lambda c, b: insert_drafts(c, b, drafts), session, self._tell_enqueued
+        )
         for draft, job in zip(drafts, jobs, strict=True):
             if draft.node is not None:
                 draft.node.write(job.id)
 
     def _checked_draft(self, draft: Draft) -> Draft:
         if draft.kind is Kind.CONTAINER:
-            return draft
+            return replace(draft, spec=self._with_meta(draft.spec))
         return replace(draft, spec=self._checked(draft.spec))
 
     def _spec(
@@ -134,6 +138,7 @@ class Enqueuing(Access):
     def _checked(self, spec: JobSpec[Any]) -> JobSpec[Any]:
         if not isinstance(spec, JobSpec):
             raise InvalidJobError(f"{spec!r} is not a job; make one with handler.job(...).")
+        spec = self._with_meta(spec)
         rules = self._limit_rules()
         handler = self._handlers.find(spec.type)
         if handler is None:
@@ -146,7 +151,20 @@ class Enqueuing(Access):
     async def _insert(
         self, specs: Sequence[JobSpec[Any]], session: AsyncCaller | None
     ) -> list[Job[Any]]:
-        return await self._write(lambda c, b: insert_jobs(c, b, specs), session)
+        return await self._write(
+            lambda c, b: insert_jobs(c, b, specs), session, self._tell_enqueued
+        )
+
+    def _tell_enqueued(self, jobs: Iterable[Job[Any]]) -> None:
+        self._emitter.enqueued(jobs)
+
+    def _with_meta(self, spec: JobSpec[Any]) -> JobSpec[Any]:
+        """Return a job with what the scheduler's `meta_from` functions add; its own comes first."""
+        added: dict[str, Any] = {}
+        for source in self._meta_sources:
+            added |= source()
+        own = spec.chosen.meta or {}
+        return spec.options(meta={**added, **own}) if added else spec
 
     def _limit_rules(self) -> LimitRules:
         """Return the limits of the jobs, made anew when handlers were added."""

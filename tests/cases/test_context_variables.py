@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
+from typing import Any
 
-from asyncjobq import Scheduler
+from asyncjobq import JobContext, Scheduler
 from cases.workers import POLL, SLACK
 
 TENANT: ContextVar[str] = ContextVar("TENANT", default="nobody")
@@ -58,3 +59,40 @@ async def test_each_job_begins_with_an_empty_context(prepared_url: str) -> None:
         assert TENANT.get() == "lifespan"
         fresh = await scheduler.enqueue(reports.job())
         assert await scheduler.wait(fresh, timeout=2 * POLL + SLACK) == "nobody"
+
+
+async def test_what_a_middleware_sets_is_its_jobs_in_both_kinds_of_handlers(
+    prepared_url: str,
+) -> None:
+    scheduler = Scheduler(prepared_url, concurrency=3, poll_interval=POLL)
+
+    @scheduler.around
+    async def with_tenant(job: JobContext, call: Any) -> Any:
+        if "tenant" in job.meta:
+            TENANT.set(job.meta["tenant"])
+        await asyncio.sleep(0)
+        return await call()
+
+    scheduler.meta_from(lambda: {"tenant": TENANT.get()} if TENANT.get() != "nobody" else {})
+
+    @scheduler.handler
+    async def reports() -> str:
+        await asyncio.sleep(0)
+        return TENANT.get()
+
+    @scheduler.handler
+    def reports_in_a_thread() -> str:
+        seen = TENANT.get()
+        TENANT.set("left behind in a thread")
+        return seen
+
+    async def request(number: int) -> tuple[str, str]:
+        tenant = f"tenant {number}" if number % 3 else "nobody"
+        TENANT.set(tenant)
+        handler = reports if number % 2 else reports_in_a_thread
+        job = await scheduler.enqueue(handler.job())
+        return tenant, await scheduler.wait(job, timeout=10)
+
+    async with scheduler, scheduler.serving():
+        for tenant, seen in await asyncio.gather(*map(request, range(24))):
+            assert seen == tenant

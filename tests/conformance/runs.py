@@ -27,14 +27,27 @@ def run_of(
     attempt: int = 1,
     max_attempts: int = 3,
     retry: Any = None,
+    options: dict[str, Any] | None = None,
     **how: Any,
 ) -> JobRun:
     """Return a run of a handler, as the worker would make it of a claimed job."""
-    handler = Handlers().handler("work", retry=retry or constant(7.0))(function)
+    options = {"retry": retry or constant(7.0), **(options or {})}
+    handler = Handlers().handler("work", **options)(function)
     now = datetime.now(UTC)
     lease = Lease(1, "worker", 1)
     claimed = Claimed(
-        lease, "default", "work", "", args, "", 1.0, attempt, max_attempts, timeout, now, now
+        lease=lease,
+        queue="default",
+        type="work",
+        limit_key="",
+        args=args,
+        group_key="",
+        weight=1.0,
+        attempt=attempt,
+        max_attempts=max_attempts,
+        timeout=timeout,
+        created_at=now,
+        started_at=now,
     )
     services: Any = SimpleNamespace()
     lease = LeaseRef(1, "worker", 1)

@@ -68,6 +68,7 @@ NAMES = [
     "constant",
     "enqueue",
     "exponential",
+    "inject",
     "metadata",
     "none",
 ]
@@ -91,6 +92,7 @@ SCHEDULER = {
         "session: 'AsyncCaller | None' = None, **options: 'Unpack[RecurringArgs]') -> 'Schedule'"
     ),
     "aclose": "(self) -> 'None'",
+    "around": "(self, function: 'M', /) -> 'M'",
     "as_completed": (
         "(self, jobs: 'Iterable[JobRef]', /, *, timeout: 'Duration | None' = None) "
         "-> 'AsyncIterator[Job[Any]]'"
@@ -118,6 +120,8 @@ SCHEDULER = {
         "(self, job: 'JobRef', /, *, limit: 'int' = 10000, session: 'AsyncCaller | None' = None) "
         "-> 'Graph'"
     ),
+    "meta_from": "(self, function: 'S', /) -> 'S'",
+    "on": "(self, *kinds: 'type[Event]') -> 'Callable[[F], F]'",
     "pause_schedule": ("(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"),
     "progress": (
         "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'dict[State, int]'"
@@ -145,6 +149,10 @@ SCHEDULER = {
     "serve_until_signalled": "(self) -> 'None'",
     "serving": "(self) -> 'AsyncIterator[Self]'",
     "stop": "(self) -> 'None'",
+    "subscribe": (
+        "(self, function: 'Callable[[Any], object]', /, *kinds: 'type[Event]') "
+        "-> 'Callable[[], None]'"
+    ),
     "wait": "(self, job: 'JobRef', /, *, timeout: 'Duration | None' = None) -> 'Any'",
     "workflow": (
         "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None, "
@@ -163,8 +171,11 @@ CONTEXT_VALUES = {
     "cancel_requested",
     "checkpointed",
     "deadline",
+    "group_key",
     "job_id",
     "max_attempts",
+    "meta",
+    "queue",
     "type",
 }
 OPTIONS = (
@@ -205,7 +216,7 @@ def test_everything_public_is_documented() -> None:
 
 def test_the_registry() -> None:
     assert {name for name in dir(Handlers) if not name.startswith("_")} == {
-        "cron", "declare", "definitions", "every", "find", "handler", "include", "types",
+        "around", "cron", "declare", "definitions", "every", "find", "handler", "include", "types",
     }  # fmt: skip
     assert {"cron", "every", "handler"} <= vars(Scheduler("sqlite+aiosqlite:///unused.db")).keys()
     public = {name for name in vars(Handler) if not name.startswith("_")}

@@ -1,0 +1,31 @@
+"""The threads of `def` handlers, which cannot be interrupted but can be kept from starting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class HandlerThread:
+    """Whether a `def` handler's thread is at work, which cannot be interrupted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.at_work = False
+        self._barred = False
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Call the handler; in its thread."""
+        with self._lock:
+            if self._barred:  # while it waited for a thread that was free
+                raise asyncio.CancelledError
+            self.at_work = True
+        return function()
+
+    def bar(self) -> bool:
+        """Keep the handler from being called in a thread from now on; False if one is at work."""
+        with self._lock:
+            self._barred = not self.at_work
+            return self._barred
