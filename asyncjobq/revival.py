@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Select, bindparam, case, null, select, update
+from sqlalchemy import (
+    Connection,
+    Executable,
+    Integer,
+    Select,
+    bindparam,
+    case,
+    null,
+    select,
+    update,
+)
 
 from asyncjobq.backends.base import Backend, chunked, rows_by_id
 from asyncjobq.models import in_state
@@ -21,7 +31,7 @@ def caused_by(
         return []
     parameters = {"causes": causes, "most": limit}
     found = connection.execute(backend.built(_caused), parameters)
-    return [(cause, job_id) for cause, job_id in found]
+    return [(row.cause, row.id) for row in found]
 
 
 def causes_of_coming_ends(
@@ -67,7 +77,7 @@ def revive_caused_by(
     return len(revived)
 
 
-def _caused(backend: Backend) -> Select[Any]:
+def _caused(backend: Backend) -> Executable:
     jobs = backend.tables.jobs
     return (
         select(jobs.c.cause, jobs.c.id)
@@ -86,7 +96,7 @@ def _ending_because_of(backend: Backend) -> Select[Any]:
     )
 
 
-def _ended_parents(backend: Backend) -> Select[Any]:
+def _ended_parents(backend: Backend) -> Executable:
     jobs, parent = backend.tables.jobs, backend.tables.jobs_as("parent")
     query = select(jobs.c.id, jobs.c.parent_id).join(parent, parent.c.id == jobs.c.parent_id)
     return query.where(backend.among(jobs.c.id), parent.c.state.in_(sorted(TERMINAL)))

@@ -123,6 +123,7 @@ class Slots:
         lease, begun = run.claimed.lease, monotonic()
         try:
             outcome = await run.outcome()
+            run.over = True
             if outcome.ending is not Ending.LEASE_LOST:
                 told, completing = run.context.reported.pending, run.context.completing
                 state = await self._writer.write(Finished(lease, outcome, told, completing))
