@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Integer, Row, Select, Update, bindparam, select, update
+from sqlalchemy import (
+    Connection,
+    Executable,
+    Integer,
+    Row,
+    Select,
+    Update,
+    bindparam,
+    select,
+    update,
+)
 
 from asyncjobq.backends.base import Backend, rows_by_id
 from asyncjobq.models import in_state
@@ -94,12 +104,12 @@ def _became(state: State | None) -> str:
     return "does not exist any more" if state is None else verbs[state]
 
 
-def _of_jobs(backend: Backend) -> Select[Any]:
+def _of_jobs(backend: Backend) -> Executable:
     deps = backend.tables.deps
     return _columns(backend).where(backend.among(deps.c.job_id), ~deps.c.satisfied)
 
 
-def _of_upstreams(backend: Backend) -> Select[Any]:
+def _of_upstreams(backend: Backend) -> Executable:
     jobs, deps = backend.tables.jobs, backend.tables.deps
     return (
         _columns(backend)
@@ -114,7 +124,7 @@ def _of_upstreams(backend: Backend) -> Select[Any]:
     )
 
 
-def _columns(backend: Backend) -> Select[Any]:
+def _columns(backend: Backend) -> Select[Any, Any, Any]:
     deps = backend.tables.deps
     return select(deps.c.job_id, deps.c.depends_on_id, deps.c.on_failure)
 

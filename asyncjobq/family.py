@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Executable,
     FromClause,
     Integer,
     Row,
@@ -117,10 +118,10 @@ def children_to_look_at(
         "most": limit,
     }
     found = connection.execute(backend.built(_children_to_look_at), parameters)
-    return [(parent, child) for parent, child in found]
+    return [(row.parent_id, row.id) for row in found]
 
 
-def _children_to_look_at(backend: Backend) -> Select[Any]:
+def _children_to_look_at(backend: Backend) -> Executable:
     jobs, parent = backend.tables.jobs, backend.tables.jobs_as("parent")
     parent_is_open = exists().where(parent.c.id == jobs.c.parent_id, _open(parent)).correlate(jobs)
     free = (in_state(jobs, State.BLOCKED), ~_unsatisfied(backend), parent_is_open)

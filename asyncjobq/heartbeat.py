@@ -52,6 +52,11 @@ class Beat:
         """Whether the lease is to be renewed: not past the job's deadline."""
         return not (self.completed or self.run.overdue)
 
+    @property
+    def is_of_use(self) -> bool:
+        """Whether a handler relies on the lease; what becomes of an outcome, its writer says."""
+        return self.run.stopped is None and not self.run.over
+
     def has_news(self, now: float) -> bool:
         """Whether there is progress to be stored, and the last was stored long enough ago."""
         waited = now - self.reported_at >= REPORT_INTERVAL
@@ -103,7 +108,7 @@ class Heartbeat:
         """Stop the jobs whose lease could not be renewed in time."""
         now = monotonic()
         for beat in self._beats.values():
-            if now >= beat.sure_until and beat.run.stopped is None and not beat.completed:
+            if now >= beat.sure_until and beat.is_of_use and not beat.completed:
                 logger.error(
                     "The lease of job %s (%s) could not be renewed for %.1f s; its handler is "
                     "cancelled, for another worker may start the job.",
@@ -121,7 +126,7 @@ class Heartbeat:
             self._beats[lease].run.stop(Stop.CANCELLED)
         for lease in renewal.lost & self._beats.keys():
             beat = self._beats[lease]
-            if beat.run.stopped is None:
+            if beat.is_of_use:
                 logger.warning(
                     "The lease of job %s (%s) is lost; its handler is cancelled.",
                     lease.job_id,

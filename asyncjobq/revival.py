@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
+    Executable,
     Integer,
     Select,
     and_,
@@ -33,7 +34,7 @@ def caused_by(
         return []
     parameters = {"causes": causes, "most": limit}
     found = connection.execute(backend.built(_caused), parameters)
-    return [(cause, job_id) for cause, job_id in found]
+    return [(row.cause, row.id) for row in found]
 
 
 def causes_of_coming_ends(
@@ -124,7 +125,7 @@ def _keys_for(
     return unique.keys_to_take_back(connection, backend, everything, ancestors), above
 
 
-def _caused(backend: Backend) -> Select[Any]:
+def _caused(backend: Backend) -> Executable:
     jobs = backend.tables.jobs
     return (
         select(jobs.c.cause, jobs.c.id)
@@ -143,7 +144,7 @@ def _ending_because_of(backend: Backend) -> Select[Any]:
     )
 
 
-def _ended_parents(backend: Backend) -> Select[Any]:
+def _ended_parents(backend: Backend) -> Executable:
     jobs, parent = backend.tables.jobs, backend.tables.jobs_as("parent")
     query = select(jobs.c.id, jobs.c.parent_id).join(parent, parent.c.id == jobs.c.parent_id)
     return query.where(backend.among(jobs.c.id), parent.c.state.in_(sorted(TERMINAL)))

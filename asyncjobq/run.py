@@ -73,6 +73,8 @@ class JobRun:
         self._thread = HandlerThread()
         self.deadline = monotonic() + claimed.timeout if claimed.timeout else None
         self.stopped: Stop | None = None
+        self.over = False
+        """Whether the handler has ended, and its outcome is being written."""
         self._task: asyncio.Task[Any] | None = None
         self._stop_asked = asyncio.Event()
 

@@ -170,6 +170,7 @@ class Slots:
         lease, begun = run.claimed.lease, monotonic()
         try:
             outcome = await run.outcome()
+            run.over = True
             duration, state = monotonic() - begun, None
             if outcome.ending is not Ending.LEASE_LOST:
                 told, completing = run.context.reported.pending, run.context.completing

@@ -16,8 +16,8 @@ from sqlalchemy import (
     Boolean,
     ColumnElement,
     Connection,
+    Executable,
     FromClause,
-    Select,
     Update,
     and_,
     bindparam,
@@ -181,7 +181,7 @@ def _neighbours(connection: Connection, backend: Backend, ids: list[int]) -> _Ne
     return found
 
 
-def _neighboured(backend: Backend) -> Select[Any]:
+def _neighboured(backend: Backend) -> Executable:
     jobs, deps = backend.tables.jobs, backend.tables.deps
     has_dependants = exists().where(deps.c.depends_on_id == jobs.c.id).correlate(jobs)
     has_children = open_children(backend.tables, jobs)

@@ -18,6 +18,7 @@ from sqlalchemy import (
     URL,
     ColumnElement,
     Connection,
+    Executable,
     Row,
     Select,
     Table,
@@ -361,7 +362,7 @@ def _reading(backend: Backend, columns: Sequence[ColumnElement[Any]]) -> Select[
 
 
 def rows_by_id(
-    connection: Connection, query: Select[Any], ids: Sequence[int], **parameters: Any
+    connection: Connection, query: Executable, ids: Sequence[int], **parameters: Any
 ) -> list[Row[Any]]:
     """Return the rows of a query for the values of its parameter `ids`, however many they are."""
     rows: list[Row[Any]] = []

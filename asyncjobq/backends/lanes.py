@@ -117,9 +117,7 @@ def _heads(
     return heads[0] if count == 1 else union_all(*heads)
 
 
-def _head(
-    tables: Tables, place: int, conditions: Sequence[ColumnElement[bool]], hint: str
-) -> Select[Any]:
+def _head(tables: Tables, place: int, conditions: Sequence[ColumnElement[bool]], hint: str) -> Any:
     jobs = tables.jobs
     same_lane = (jobs.c[name] == bindparam(f"{name}_{place}") for name in LANE)
     take = bindparam(f"take_{place}", type_=Integer).label("take")

@@ -111,6 +111,19 @@ async def test_stops_the_handler_of_a_job_that_is_to_be_cancelled(
     assert run.stopped is Stop.CANCELLED
 
 
+async def test_says_nothing_of_a_lease_whose_job_has_just_ended(
+    jobs: Jobs, heartbeat: Heartbeat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its outcome is committed, and those behind it are being told: its slot is not free yet."""
+    ended = await jobs.leased()
+    run = kept(heartbeat, ended, age=2 * TTL)
+    run.over = True
+    await jobs.finish(ended)
+    await heartbeat.renew_once()
+    heartbeat.expire_once()
+    assert caplog.messages == []
+
+
 @pytest.mark.requires("row_locks")
 async def test_a_lease_whose_row_somebody_holds_is_not_lost(
     jobs: Jobs, heartbeat: Heartbeat
