@@ -226,7 +226,8 @@ class MySQLBackend(MySQLKeys):
 
 def _candidates(backend: Backend, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
     jobs = backend.tables.jobs
-    return backend.locking_by_id(select(jobs.c.id, jobs.c.unique_held).where(*conditions))
+    query: Any = select(jobs.c.id, jobs.c.unique_held).where(*conditions)
+    return backend.locking_by_id(query)
 
 
 def _ids_of(connection: Connection, count: int) -> range:
