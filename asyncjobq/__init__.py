@@ -7,6 +7,7 @@ The path of a job, one file a step:
 `Scheduler` is the front door; `Handlers` collects handlers where no scheduler exists yet.
 """
 
+from asyncjobq.attempts import Attempt
 from asyncjobq.backoff import RetryPolicy, constant, exponential, none
 from asyncjobq.context import JobContext
 from asyncjobq.control import Cancelled
@@ -39,6 +40,8 @@ from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
+from asyncjobq.outcomes import Ending
+from asyncjobq.pauses import Pause
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.states import Kind, State
 from asyncjobq.workflow import Container, Workflow
@@ -51,6 +54,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Attempt",
     "Cancel",
     "Cancelled",
     "ConfigurationError",
@@ -58,6 +62,7 @@ __all__ = [
     "CycleError",
     "DatabaseUnavailableError",
     "Edge",
+    "Ending",
     "Fail",
     "Graph",
     "Handler",
@@ -77,6 +82,7 @@ __all__ = [
     "Kind",
     "Node",
     "ParentError",
+    "Pause",
     "ResultError",
     "Retry",
     "RetryPolicy",

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, or_, select, update
 
 from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.enqueue import TOPIC
 from asyncjobq.models import in_state
 from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State
 from asyncjobq.transition import End, Locked, open_children
@@ -152,6 +153,8 @@ def cancel_children(
     for chunk in chunked(asked, 500):
         told = update(jobs).where(jobs.c.id.in_(chunk))
         connection.execute(told.values(values | {"cause": jobs.c.parent_id}))
+    if asked:  # those that run may do so in another process
+        backend.notify(connection, TOPIC)
     return ends, len(asked)
 
 

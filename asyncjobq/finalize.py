@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from sqlalchemy import Connection
 
+from asyncjobq.attempts import Unsuccessful, keep_attempts
 from asyncjobq.backends.base import Backend
 from asyncjobq.lease import Lease, still_ours
-from asyncjobq.outcomes import Ending, Outcome
+from asyncjobq.outcomes import Ending, Failure, Outcome
 from asyncjobq.states import TERMINAL, State
 from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
 
@@ -48,6 +50,7 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     columns = [jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token, jobs.c.cancel_requested]
     rows = backend.lock_rows(connection, list(waiting), columns, jobs.c.in_flight)
     moves: list[End | Return] = []
+    unsuccessful: list[Unsuccessful] = []
     for row in rows:
         item = waiting.pop(row.id)
         if (row.lease_owner, row.lease_token) != (item.lease.owner, item.lease.token):
@@ -55,6 +58,8 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
             continue
         result.written.append(item)
         moves.append(_move(item, row.cancel_requested))
+        unsuccessful += _unsuccessful(item, moves[-1])
+    keep_attempts(connection, backend, unsuccessful)
     ends = [move for move in moves if isinstance(move, End)]
     ended = end_jobs(connection, backend, ends)
     result.unsettled, result.waiting = ended.unsettled, ended.waiting
@@ -73,6 +78,23 @@ def _move(item: Finished, cancel_requested: bool) -> End | Return:
     if cancel_requested:
         return End(locked, State.CANCELLED, error="cancelled on request")
     return Return(locked, outcome.retry_after or 0.0, outcome.error, outcome.costs_attempt)
+
+
+_UNSUCCESSFUL: Final = frozenset({Ending.FAILED, Ending.TIMED_OUT, Ending.CANCELLED})
+
+
+def _unsuccessful(item: Finished, move: End | Return) -> list[Unsuccessful]:
+    """Return what is to be kept of an attempt: nothing of one that succeeded or costs nothing.
+
+    One that was cut short or snoozed while its end was asked for was cancelled by that.
+    """
+    lease, outcome = item.lease, item.outcome
+    ending, failure = outcome.ending, outcome.kept_failure
+    if ending not in _UNSUCCESSFUL:
+        if isinstance(move, Return) or move.state is not State.CANCELLED:
+            return []
+        ending, failure = Ending.CANCELLED, Failure(message=move.error)
+    return [Unsuccessful(lease.job_id, lease.owner, ending, failure)]
 
 
 def failed_instead(item: Finished, reason: str) -> Finished:

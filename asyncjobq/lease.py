@@ -6,7 +6,7 @@ so an owner that comes back late changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -22,7 +22,10 @@ from sqlalchemy import (
 )
 
 from asyncjobq import ready
+from asyncjobq.attempts import Unsuccessful, keep_attempts
 from asyncjobq.backends.base import Backend, Take, chunked
+from asyncjobq.outcomes import Ending, Failure
+from asyncjobq.pauses import not_paused
 from asyncjobq.states import State
 from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
 
@@ -107,7 +110,8 @@ def claim_once(
         # As text: a row whose arguments cannot be decoded must fail alone, not spoil the claim.
         backend.text_of(jobs.c.args).label("args"),
     ]
-    rows = backend.claim(connection, takes, ready.conditions(backend), values, columns)
+    conditions = [*ready.conditions(backend), not_paused(backend)]
+    rows = backend.claim(connection, takes, conditions, values, columns)
     return [_claimed(row, owner) for row in rows]
 
 
@@ -136,14 +140,29 @@ def renew_once(
     return renewal
 
 
-def still_ours(connection: Connection, backend: Backend, leases: Sequence[Lease]) -> set[Lease]:
+def still_ours(connection: Connection, backend: Backend, leases: Collection[Lease]) -> set[Lease]:
     """Return the leases whose fence still stands, without locking anything."""
+    return _standing(connection, backend, leases)
+
+
+def asked_to_end(connection: Connection, backend: Backend, leases: Collection[Lease]) -> set[Lease]:
+    """Return the leases whose jobs are to be cancelled, without locking anything."""
+    return _standing(connection, backend, leases, backend.tables.jobs.c.cancel_requested)
+
+
+def _standing(
+    connection: Connection,
+    backend: Backend,
+    leases: Collection[Lease],
+    *conditions: ColumnElement[bool],
+) -> set[Lease]:
     jobs = backend.tables.jobs
-    by_id = {lease.job_id: lease for lease in leases}
+    # A handler that was given up may still be here when its job comes back.
+    by_id = {lease.job_id: lease for lease in sorted(leases, key=lambda lease: lease.token)}
     found: set[Lease] = set()
     for chunk in chunked(list(by_id), 500):
         query = select(jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token).where(
-            jobs.c.id.in_(chunk), jobs.c.in_flight
+            jobs.c.id.in_(chunk), jobs.c.in_flight, *conditions
         )
         for row in connection.execute(query):
             lease = by_id[row.id]
@@ -164,6 +183,7 @@ def reclaim_once(connection: Connection, backend: Backend, limit: int = 500) -> 
     columns += [jobs.c.attempt, jobs.c.max_attempts]
     rows = backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired)
     taken = [_taken_back(row) for row in rows]
+    keep_attempts(connection, backend, [_lost(item) for item in taken])
     end_jobs(connection, backend, [item for item in taken if isinstance(item, End)])
     return_jobs(connection, backend, [item for item in taken if isinstance(item, Return)])
     return taken
@@ -177,6 +197,11 @@ def _taken_back(row: Any) -> End | Return:
         lost = WORKER_LOST.format(attempt=row.attempt, max_attempts=row.max_attempts)
         return End(locked, State.FAILED, error=lost)
     return Return(locked)
+
+
+def _lost(item: End | Return) -> Unsuccessful:
+    failure = Failure(message=item.error or "The worker was lost: its lease ran out.")
+    return Unsuccessful(item.row.id, item.row.owner, Ending.LEASE_LOST, failure)
 
 
 def _extend(connection: Connection, backend: Backend, ids: list[int], ttl: float) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Connection, exists, func, or_, select, upd
 
 from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, chunked
 from asyncjobq.models import in_state
+from asyncjobq.pauses import NOTHING, Closed, not_paused
 from asyncjobq.states import Kind, State
 
 
@@ -37,6 +38,7 @@ class LaneCursor:
         self.queues = queues
         self.types = types
         self.bound = bound
+        self._closed = NOTHING
         self._open = queues
         self._after: dict[tuple[str, str], Lane] = {}
 
@@ -45,6 +47,13 @@ class LaneCursor:
         """Whether the last scan ended at its bound, so that other lanes wait for the next."""
         return any(queue in self._open for queue, _ in self._after)
 
+    def close(self, closed: Closed) -> bool:
+        """Leave out what is paused, from now on; tell whether anything was open or closed by it."""
+        changed = closed != self._closed
+        if changed:
+            self._closed, self._after = closed, {}
+        return changed
+
     def scan_once(
         self, connection: Connection, backend: Backend, queues: tuple[str, ...] | None = None
     ) -> list[Lane]:
@@ -52,11 +61,13 @@ class LaneCursor:
 
         After that it begins again.
         """
-        self._open = self.queues if queues is None else queues
-        if not self._open or not self.types:
+        wanted = self.queues if queues is None else queues
+        self._open = tuple(queue for queue in wanted if queue not in self._closed.queues)
+        types = tuple(name for name in self.types if name not in self._closed.types)
+        if not self._open or not types:
             return []
         after = tuple(lane for (queue, _), lane in self._after.items() if queue in self._open)
-        page = backend.lanes(connection, LaneScan(self._open, self.types, self.bound, after))
+        page = backend.lanes(connection, LaneScan(self._open, types, self.bound, after))
         self._move_on(page)
         return page.lanes
 
@@ -75,6 +86,10 @@ class Chores:
 
     expired: bool
     unsettled: bool
+    cancelling: bool
+    """Whether the end of a job that runs somewhere was asked for."""
+    paused: bool
+    """Whether a queue or a type is paused."""
     next_due: float | None
     """Seconds until the next scheduled job is due; negative when it is overdue."""
 
@@ -89,16 +104,26 @@ def look_once(connection: Connection, backend: Backend) -> Chores:
     jobs = backend.tables.jobs
     expired = exists().where(jobs.c.in_flight, jobs.c.lease_expires < backend.now())
     unsettled = exists().where(~jobs.c.settled)
+    cancelling = exists().where(jobs.c.in_flight, jobs.c.cancel_requested)
+    paused = select(backend.tables.pauses.c.kind).exists()
     first = select(jobs.c.run_after).where(in_state(jobs, State.SCHEDULED))
     row = connection.execute(
         select(
             expired.label("expired"),
             unsettled.label("unsettled"),
+            cancelling.label("cancelling"),
+            paused.label("paused"),
             first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
             backend.now().label("now"),
         )
     ).one()
-    return Chores(bool(row.expired), bool(row.unsettled), _seconds_until(row.due, row.now))
+    return Chores(
+        expired=bool(row.expired),
+        unsettled=bool(row.unsettled),
+        cancelling=bool(row.cancelling),
+        paused=bool(row.paused),
+        next_due=_seconds_until(row.due, row.now),
+    )
 
 
 def promote_once(connection: Connection, backend: Backend, limit: int = 1000) -> int:
@@ -120,7 +145,7 @@ def promote_once(connection: Connection, backend: Backend, limit: int = 1000) ->
 def count_open(
     connection: Connection, backend: Backend, queues: tuple[str, ...], types: tuple[str, ...]
 ) -> dict[State, int]:
-    """Count the jobs of these queues and types that have not ended, by state."""
+    """Count the jobs of these queues and types that run or could, by state: none that is paused."""
     jobs = backend.tables.jobs
     query = (
         select(jobs.c.state, func.count())
@@ -128,6 +153,7 @@ def count_open(
             jobs.c.state.in_([State.READY, State.LEASED, State.RUNNING, State.SCHEDULED]),
             jobs.c.queue.in_(queues),
             jobs.c.type.in_(types),
+            or_(jobs.c.in_flight, not_paused(backend)),
         )
         .group_by(jobs.c.state)
     )

@@ -45,6 +45,8 @@ class Settled:
     settled: int = 0
     promoted: int = 0
     changed: int = 0
+    asked: int = 0
+    """Running jobs that are to be cancelled; among the changed."""
     ended: list[End] = field(default_factory=list)
 
     @property
@@ -142,6 +144,7 @@ def _agree(connection: Connection, backend: Backend, locks: _Locks, result: Sett
     ends, asked = family.cancel_children(connection, backend, sorted(locks.followers))
     end(ends)
     result.changed += asked
+    result.asked += asked
     result.changed += revival.revive_caused_by(connection, backend, locks.opened, locks.followers)
     result.changed += len(family.fail_fast(connection, backend, locks.closable))
     end(family.closed(connection, backend, locks.closable))

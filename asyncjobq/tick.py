@@ -16,7 +16,8 @@ from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import AnyHandler, Handlers
 from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
 from asyncjobq.options import UNSET
-from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
+from asyncjobq.pauses import NOTHING, closed_lanes
+from asyncjobq.ready import Chores, LaneCursor, count_open, look_once, promote_once
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep, settle_once
 from asyncjobq.slots import Slots
@@ -110,7 +111,9 @@ class Tick:
         backend = self._database.backend
         self._expected = inf
         chores = await self._database.read(lambda c: look_once(c, backend))
-        moved = False
+        moved = await self._close_lanes(chores)
+        if chores.cancelling:
+            await self._slots.cancel_once()
         if chores.expired:
             moved |= await self.reclaim_once()
         if chores.unsettled:
@@ -127,6 +130,13 @@ class Tick:
         self.chores_at = min(monotonic() + pause, self._expected)
         return moved
 
+    async def _close_lanes(self, chores: Chores) -> bool:
+        """Leave paused lanes out of the scan; tell whether it was others before."""
+        backend, closed = self._database.backend, NOTHING
+        if chores.paused:
+            closed = await self._database.read(lambda c: closed_lanes(c, backend))
+        return self._lanes.close(closed)
+
     async def reclaim_once(self) -> bool:
         """Take back expired leases; tell whether there were any."""
         backend = self._database.backend
@@ -137,19 +147,21 @@ class Tick:
         return bool(taken)
 
     async def settle(self, sweep: Sweep) -> bool:
-        """Settle some rows, and say in `sweep` where to go on; tell whether jobs became ready.
+        """Settle some rows, and say in `sweep` where to go on.
+
+        Tells whether there is something for the chores: jobs became ready, or are to be cancelled.
 
         Bounded, so that a flood of unsettled rows does not keep the worker from claiming.
         """
-        backend, promoted = self._database.backend, False
+        backend, moved = self._database.backend, False
         for _ in range(SETTLE_CALLS):
             settled = await self._database.run(lambda c: settle_once(c, backend, sweep.after))
             self._note_ends(settled.ended)
-            promoted |= settled.promoted > 0
+            moved |= settled.promoted > 0 or settled.asked > 0
             sweep.note(settled)
             if sweep.over:
                 break
-        return promoted
+        return moved
 
     def _note_ends(self, ends: Sequence[End]) -> None:
         for end in ends:

@@ -110,6 +110,23 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     return Ended(frozenset(parents), bool(neighboured or parents))
 
 
+def end_unsettled(
+    connection: Connection, backend: Backend, ends: Sequence[End], *, waits: bool
+) -> None:
+    """End locked jobs, or let them wait for their children, without a look at their neighbours.
+
+    They are left unsettled, so that a settling looks at them.
+    """
+    if not ends:
+        return
+    guarded = update(backend.tables.jobs).where(fence(backend.tables))
+    if waits:
+        connection.execute(guarded.values(_wait(backend)), [_wait_values(end) for end in ends])
+    else:
+        ids = {end.row.id for end in ends}
+        connection.execute(guarded.values(_end(backend)), [_end_values(end, ids) for end in ends])
+
+
 def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Return]) -> None:
     """Put locked jobs back into the line."""
     if not returns:

@@ -16,6 +16,7 @@ from asyncjobq.errors import DatabaseUnavailableError
 from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import Handlers
 from asyncjobq.heartbeat import Heartbeat
+from asyncjobq.retention import Retention
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep
 from asyncjobq.slots import Slots
@@ -54,6 +55,7 @@ class Worker:
         self._tick = Tick(database, handlers, settings, share, self._slots)
         self._slots.on_end = self._tick.on_end = self._note_end
         self._slots.on_return = self._tick.expect_due
+        self._retention = Retention(database, settings.retention)
         self._ends_when_idle = False
         self._waits_for_scheduled = False
 
@@ -85,6 +87,8 @@ class Worker:
                 group.create_task(self._forever("finalizing", self._writer.write_once)),
                 group.create_task(self._forever("settling", self._settle)),
             ]
+            if self.settings.retention:
+                loops.append(group.create_task(self._forever("pruning", self._prune)))
             await self._forever("ticking", self._wake_up, until=self._stopping)
             await self._finish_jobs()
             for loop in loops:
@@ -159,6 +163,10 @@ class Worker:
             if await self._tick.settle(sweep):
                 self._tick.expect_due(0.0)
                 self._wake.ring_here()
+
+    async def _prune(self) -> None:
+        await asyncio.sleep(self._retention.pause)
+        await self._retention.prune_once()
 
     def _note_end(self, job_id: int, state: State) -> None:
         self.ended[state] += 1

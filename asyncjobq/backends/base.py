@@ -117,19 +117,32 @@ class Backend(ABC):
     def locking(self, query: Select[Any]) -> Select[Any]:
         """Return the query so that it locks its rows for writing and skips those locked."""
 
+    def by_key(self, query: Select[Any]) -> Select[Any]:
+        """Return a query of jobs so that it goes by primary key, whatever the planner thinks."""
+        return query
+
+    def locking_all(self, query: Select[Any]) -> Select[Any]:
+        """Return the query so that it locks its rows for deletion and skips those locked.
+
+        Also those which a foreign key refers to in a transaction that is still open.
+        """
+        return self.locking(query)
+
     def lock_rows(
         self,
         connection: Connection,
         ids: Sequence[int],
         columns: Sequence[ColumnElement[Any]],
         *conditions: ColumnElement[bool],
+        to_delete: bool = False,
     ) -> list[Row[Any]]:
         """Lock these jobs by primary key in id order; rows locked elsewhere are left out."""
+        locking = self.locking_all if to_delete else self.locking
         jobs = self.tables.jobs
         rows: list[Row[Any]] = []
         for chunk in chunked(sorted(ids), 500):
             query = select(*columns).where(jobs.c.id.in_(chunk), *conditions).order_by(jobs.c.id)
-            rows.extend(connection.execute(self.locking(query)))
+            rows.extend(connection.execute(locking(query)))
         return rows
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:

@@ -63,8 +63,10 @@ class MySQLBackend(Backend):
 
     def locking(self, query: Select[Any]) -> Select[Any]:
         # Through any other index it would lock rows that we do not take.
-        by_key = query.with_hint(self.tables.jobs, "FORCE INDEX (PRIMARY)")
-        return by_key.with_for_update(skip_locked=True)
+        return self.by_key(query).with_for_update(skip_locked=True)
+
+    def by_key(self, query: Select[Any]) -> Select[Any]:
+        return query.with_hint(self.tables.jobs, "FORCE INDEX (PRIMARY)")
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         slice_ = self._slice(connection, scan)

@@ -69,6 +69,9 @@ class PostgreSQLBackend(Backend):
     def locking(self, query: Select[Any]) -> Select[Any]:
         return query.with_for_update(key_share=True, skip_locked=True, of=self.tables.jobs)
 
+    def locking_all(self, query: Select[Any]) -> Select[Any]:
+        return query.with_for_update(skip_locked=True, of=self.tables.jobs)
+
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         rows = connection.execute(_lanes(self.tables.jobs), lanes.starts_as_arrays(scan)).all()
         return lanes.page(rows, scan)
