@@ -9,12 +9,12 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, select, update
 
 from asyncjobq import pauses
-from asyncjobq.backends.base import OWN, Backend, chunked
+from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.enqueue import TOPIC
 from asyncjobq.errors import InvalidJobError, JobNotFoundError
 from asyncjobq.revival import reopen
 from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State
-from asyncjobq.transition import End, Locked, end_jobs, end_unsettled
+from asyncjobq.transition import End, Locked, end_jobs, end_unsettled, neighbours
 
 
 class Cancelled(StrEnum):
@@ -52,27 +52,25 @@ def cancel_locked(
     values = {"cancel_requested": True, "settled": False, "updated_at": backend.now()}
     for chunk in chunked(asked, 500):
         connection.execute(update(jobs).where(jobs.c.id.in_(chunk)).values(values))
-    fresh = [row for row in rows if row.state in NOT_STARTED]
-    waiting = _end_fresh(connection, backend, fresh)
-    ended = {row.id: Cancelled.CANCELLED for row in fresh if row.id not in waiting}
+    unstarted = [row for row in rows if row.state in NOT_STARTED]
+    waiting = _end_unstarted(connection, backend, unstarted)
+    ended = {row.id: Cancelled.CANCELLED for row in unstarted if row.id not in waiting}
     return dict.fromkeys([*asked, *waiting], Cancelled.REQUESTED) | ended
 
 
-def _end_fresh(connection: Connection, backend: Backend, rows: Sequence[Any]) -> frozenset[int]:
-    """End locked jobs that have not started; return those that wait for children to end first.
-
-    A caller's transaction may read by an old snapshot, in which neighbours are missing. So nothing
-    is concluded from it there: containers wait, and all is left for settling to look at.
-    """
-    ends = {row.id: End(_held(row), State.CANCELLED, error=ON_REQUEST) for row in rows}
-    if OWN in connection.get_execution_options():
-        return end_jobs(connection, backend, list(ends.values())).waiting
-    containers = frozenset(row.id for row in rows if row.kind == Kind.CONTAINER)
-    waits = [end for job_id, end in ends.items() if job_id in containers]
-    over = [end for job_id, end in ends.items() if job_id not in containers]
-    end_unsettled(connection, backend, waits, waits=True)
-    end_unsettled(connection, backend, over, waits=False)
-    return containers
+def _end_unstarted(connection: Connection, backend: Backend, rows: Sequence[Any]) -> frozenset[int]:
+    """End locked jobs that have not started; return those that wait for children to end first."""
+    ends = [End(_held(row), State.CANCELLED, error=ON_REQUEST) for row in rows]
+    if backend.reads_fresh(connection):
+        return end_jobs(connection, backend, ends).waiting
+    # A caller's old snapshot may lack neighbours: settling is to look for them, and containers
+    # are to wait for what is seen nowhere yet.
+    _, parents = neighbours(connection, backend, [row.id for row in rows])
+    waiting = parents.union(row.id for row in rows if row.kind == Kind.CONTAINER)
+    for waits in (True, False):
+        chosen = [end for end in ends if (end.row.id in waiting) == waits]
+        end_unsettled(connection, backend, chosen, waits=waits)
+    return frozenset(waiting)
 
 
 def _held(row: Any) -> Locked:

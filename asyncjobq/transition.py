@@ -98,7 +98,7 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     """
     if not ends:
         return Ended()
-    neighboured, parents = _neighbours(connection, backend, [end.row.id for end in ends])
+    neighboured, parents = neighbours(connection, backend, [end.row.id for end in ends])
     over = [end for end in ends if end.row.id not in parents]
     waiting = [end for end in ends if end.row.id in parents]
     guarded = update(backend.tables.jobs).where(fence(backend.tables))
@@ -144,7 +144,7 @@ def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Retu
     connection.execute(statement, [_return_values(item) for item in returns])
 
 
-def _neighbours(
+def neighbours(
     connection: Connection, backend: Backend, ids: list[int]
 ) -> tuple[set[int], set[int]]:
     """Return which jobs have a parent or dependants, and which have open children.

@@ -113,6 +113,11 @@ class Backend(ABC):
         """Return a JSON column as its text, for rows that may not be decoded on the way."""
         return type_coerce(column, Text())
 
+    def reads_fresh(self, connection: Connection) -> bool:
+        """Tell whether each statement of this transaction sees what was committed before it."""
+        own = OWN in connection.get_execution_options()
+        return own or connection.get_isolation_level() in ("READ COMMITTED", "READ UNCOMMITTED")
+
     @abstractmethod
     def locking(self, query: Select[Any]) -> Select[Any]:
         """Return the query so that it locks its rows for writing and skips those locked."""

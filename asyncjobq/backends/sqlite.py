@@ -61,6 +61,9 @@ class SQLiteBackend(Backend):
         shift = func.printf("%+.6f seconds", literal(plus) if isinstance(plus, float) else plus)
         return func.strftime("%Y-%m-%d %H:%M:%f", "now", shift) + "000"
 
+    def reads_fresh(self, connection: Connection) -> bool:
+        return True  # in a transaction that may write, or it could not
+
     def locking(self, query: Select[Any]) -> Select[Any]:
         return query
 
