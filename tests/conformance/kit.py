@@ -286,5 +286,6 @@ async def assert_nothing_is_stranded(jobs: Jobs) -> None:
 
 
 def _clear(connection: Connection, backend: Backend) -> None:
-    connection.execute(delete(backend.tables.deps))
-    connection.execute(delete(backend.tables.jobs))
+    tables = backend.tables
+    for table in (tables.attempts, tables.pauses, tables.deps, tables.jobs):
+        connection.execute(delete(table))
