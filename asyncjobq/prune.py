@@ -17,6 +17,7 @@ from typing import Any, Final
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    FromClause,
     and_,
     bindparam,
     case,
@@ -71,8 +72,9 @@ def find_once(
     Ids and times of creation rise together, so that nothing old lies behind what is young.
     """
     jobs = backend.tables.jobs
-    columns: list[ColumnElement[Any]] = [jobs.c.id, jobs.c.created_at]
+    columns = [jobs.c[name] for name in ("id", "parent_id", "state", "created_at", "finished_at")]
     rows = select(*columns).where(jobs.c.id > after).order_by(jobs.c.id)
+    # The conditions stand outside of this bound, so that no index on a state can lead past it.
     window = backend.by_key(rows).limit(WINDOW).subquery("looked_at")
     young = case((window.c.created_at > backend.now(-min(ages.values())), 1), else_=0)
     end = connection.execute(
@@ -82,19 +84,14 @@ def find_once(
             func.max(young).label("young"),
         )
     ).one()
-    if end.last is None:
-        return Page([], after, over=True)
-    query = select(jobs.c.id).where(jobs.c.id > after, jobs.c.id <= end.last)
-    # Not "parent_id IS NULL", for which there is an index: it holds half of all rows.
-    query = query.where(func.coalesce(jobs.c.parent_id, 0) == 0, _old(backend, ages))
-    found = list(connection.scalars(backend.by_key(query).order_by(jobs.c.id).limit(limit)))
+    query = select(window.c.id).where(window.c.parent_id.is_(None), _old(backend, window, ages))
+    found = list(connection.scalars(query.order_by(window.c.id).limit(limit)))
     if len(found) == limit:
         return Page(found, found[-1], over=False)
-    return Page(found, end.last, over=end.rows < WINDOW or bool(end.young))
+    return Page(found, end.last or after, over=end.rows < WINDOW or bool(end.young))
 
 
-def _old(backend: Backend, ages: Ages) -> ColumnElement[bool]:
-    jobs = backend.tables.jobs
+def _old(backend: Backend, jobs: FromClause, ages: Ages) -> ColumnElement[bool]:
     old = (
         and_(in_state(jobs, state), jobs.c.finished_at <= backend.now(-age))
         for state, age in sorted(ages.items())
@@ -121,7 +118,7 @@ def _judge(
     root_of = families.members_of(connection, backend, roots, MEMBERS)
     if root_of is None:
         return None
-    return families.judge(connection, backend, root_of, _old(backend, ages))
+    return families.judge(connection, backend, root_of, _old(backend, backend.tables.jobs, ages))
 
 
 def parts_of(connection: Connection, backend: Backend, root: int) -> list[int]:
@@ -138,7 +135,7 @@ def prune_part_once(
 
     None if the family may not go any more: it is open again.
     """
-    old = _old(backend, ages)
+    old = _old(backend, backend.tables.jobs, ages)
     if not families.lock_fit(connection, backend, [root], old):
         return None
     judged = families.judge(connection, backend, {job_id: job_id for job_id in part}, old)

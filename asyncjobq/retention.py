@@ -59,7 +59,7 @@ class Pruning:
             total += await self.step(ROOTS if limit is None else min(ROOTS, limit - total))
         return total
 
-    async def step(self, roots: int = ROOTS) -> int:
+    async def step(self, roots: int) -> int:
         """Take the next families, at most so many; returns how many jobs were deleted.
 
         What is held by jobs that go only later is taken again at the end.
@@ -121,7 +121,7 @@ class Retention:
         """Take the next step, and say in `pause` when to come again; returns how many went."""
         if self._pruning is None:
             self._pruning = Pruning(self._database, self._ages)
-        deleted = await self._pruning.step()
+        deleted = await self._pruning.step(ROOTS)
         self.pause = BETWEEN_STEPS
         if self._pruning.over:
             self._pruning = None
