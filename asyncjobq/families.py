@@ -26,6 +26,8 @@ from asyncjobq.states import TERMINAL, State
 
 REFERENCES: Final = 20_000
 """References that are read at most for one judgement."""
+CHUNK: Final = 150
+"""Values up to which every planner looks into the index itself and not at statistics of it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def members_of(
     level = list(roots)
     while level:
         below: list[int] = []
-        for chunk in chunked(level, 500):
+        for chunk in chunked(level, CHUNK):
             query = select(jobs.c.id, jobs.c.parent_id).where(jobs.c.parent_id.in_(chunk))
             for job_id, parent_id in connection.execute(query.limit(most)):
                 root_of[job_id] = root_of[parent_id]
@@ -101,7 +103,7 @@ def _references(
     """Return what refers to these rows and holds them, as pairs (referring, row)."""
     jobs = backend.tables.jobs
     found: list[tuple[int, int]] = []
-    for chunk in chunked(job_ids, 500):
+    for chunk in chunked(job_ids, CHUNK):
         children = select(jobs.c.id, jobs.c.parent_id).where(jobs.c.parent_id.in_(chunk))
         for query in (children, _dependants(backend, chunk)):
             pairs = connection.execute(query.limit(REFERENCES)).all()
@@ -114,11 +116,10 @@ def _references(
 def _dependants(backend: Backend, job_ids: Sequence[int]) -> Any:
     """Select the dependants that may still ask for these rows, with them."""
     jobs, deps = backend.tables.jobs, backend.tables.deps
-    return (
-        select(deps.c.job_id, deps.c.depends_on_id)
-        .join(jobs, jobs.c.id == deps.c.job_id)
-        .where(deps.c.depends_on_id.in_(job_ids), jobs.c.state != State.DONE)
-    )
+    # No join, for which a planner may read the whole table.
+    state = select(jobs.c.state).where(jobs.c.id == deps.c.job_id).scalar_subquery()
+    query = select(deps.c.job_id, deps.c.depends_on_id).where(deps.c.depends_on_id.in_(job_ids))
+    return query.where(state != State.DONE)
 
 
 def held_from_outside(connection: Connection, backend: Backend, members: Sequence[int]) -> bool:

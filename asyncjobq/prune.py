@@ -103,6 +103,7 @@ def prune_once(
     connection: Connection, backend: Backend, roots: Sequence[int], ages: Ages
 ) -> Pruned:
     """Delete those of these families that nothing holds, as many as are not too much for a call."""
+    backend.by_index(connection)
     chosen = list(roots)
     while (judged := _judge(connection, backend, chosen, ages)) is None:
         if len(chosen) == 1:
@@ -123,6 +124,7 @@ def _judge(
 
 def parts_of(connection: Connection, backend: Backend, root: int) -> list[int]:
     """Return a large family in the order in which it may go; nothing if something else holds it."""
+    backend.by_index(connection)
     root_of = families.members_of(connection, backend, [root])
     members = list(reversed(root_of or ()))
     return [] if families.held_from_outside(connection, backend, members) else members
@@ -135,6 +137,7 @@ def prune_part_once(
 
     None if the family may not go any more: it is open again.
     """
+    backend.by_index(connection)
     old = _old(backend, backend.tables.jobs, ages)
     if not families.lock_fit(connection, backend, [root], old):
         return None

@@ -122,6 +122,9 @@ class Backend(ABC):
     def locking(self, query: Select[Any]) -> Select[Any]:
         """Return the query so that it locks its rows for writing and skips those locked."""
 
+    def by_index(self, connection: Connection) -> None:  # noqa: B027  nothing by default
+        """Go by indexes to the end of this transaction, whatever the statistics make it seem."""
+
     def by_key(self, query: Select[Any]) -> Select[Any]:
         """Return a query of jobs so that it goes by primary key, whatever the planner thinks."""
         return query

@@ -69,6 +69,10 @@ class PostgreSQLBackend(Backend):
     def locking(self, query: Select[Any]) -> Select[Any]:
         return query.with_for_update(key_share=True, skip_locked=True, of=self.tables.jobs)
 
+    def by_index(self, connection: Connection) -> None:
+        # Without statistics of a column, a list of 500 values is taken for most of the table.
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+
     def locking_all(self, query: Select[Any]) -> Select[Any]:
         return query.with_for_update(skip_locked=True, of=self.tables.jobs)
 
