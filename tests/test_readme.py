@@ -47,7 +47,7 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, transaction = SNIPPETS[1:4]
+    handlers, graphs, control, transaction = SNIPPETS[1:5]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -58,15 +58,22 @@ async def test_handlers_and_transactions(
     without_colors = [line for line in printed.splitlines()[1:] if "style" not in line]
     assert without_colors[: len(drawing.splitlines())] == drawing.splitlines()
     await namespace["nights"].aclose()
+    await run(control, {**namespace, "scheduler": media})
+    printed = capsys.readouterr().out
+    assert "type='transcode'" in printed
+    assert "1 failed Fail there is no video" in printed
+    states = ["done", "done", "cancelled", "failed"]
+    assert [job.state for job in await media.find()] == states
     await run(transaction, namespace)
-    assert [job.state for job in await media.find()] == ["done", "done", "ready", "ready"]
+    states += ["ready", "ready"]
+    assert [job.state for job in await media.find()] == states
     await media.aclose()
 
 
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[4:6]
+    fastapi, aiohttp = SNIPPETS[5:7]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -87,4 +94,4 @@ async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 6
+    assert len(SNIPPETS) == 7

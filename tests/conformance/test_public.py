@@ -12,6 +12,7 @@ from asyncjobq.errors import AsyncJobQError
 NAMES = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Attempt",
     "Cancel",
     "Cancelled",
     "ConfigurationError",
@@ -19,6 +20,7 @@ NAMES = [
     "CycleError",
     "DatabaseUnavailableError",
     "Edge",
+    "Ending",
     "Fail",
     "Graph",
     "Handler",
@@ -38,6 +40,7 @@ NAMES = [
     "Kind",
     "Node",
     "ParentError",
+    "Pause",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -64,12 +67,22 @@ SCHEDULER = {
         "concurrency: 'int' = 10, queues: 'Iterable[str] | Mapping[str, int]' = ('default',), "
         "lease_ttl: 'Duration' = 30.0, poll_interval: 'Duration' = 1.0, "
         "stop_timeout: 'Duration' = 20.0, default_timeout: 'Duration | None' = 3600.0, "
-        "max_result_bytes: 'int' = 8000000, listen_url: 'str | URL | None' = None, "
+        "max_result_bytes: 'int' = 8000000, "
+        "retention: 'Mapping[str, Duration] | None' = None, listen_url: 'str | URL | None' = None, "
         "worker_id: 'str | None' = None, schema: 'str | None' = None, "
         "table_prefix: 'str' = '') -> 'None'"
     ),
     "aclose": "(self) -> 'None'",
+    "attempts": (
+        "(self, job: 'JobRef', /, *, limit: 'int' = 1000, session: 'AsyncCaller | None' = None) "
+        "-> 'list[Attempt]'"
+    ),
     "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
+    "cancel_many": (
+        "(self, *, state: 'States | None' = None, type: 'str | None' = None, "
+        "queue: 'str | None' = None, group_key: 'str | None' = None, "
+        "session: 'AsyncCaller | None' = None) -> 'dict[Cancelled, int]'"
+    ),
     "check_database": "(self) -> 'None'",
     "create_schema": "(self) -> 'None'",
     "drain": "(self, *, scheduled: 'bool' = False) -> 'dict[State, int]'",
@@ -92,10 +105,29 @@ SCHEDULER = {
         "(self, job: 'JobRef', /, *, limit: 'int' = 10000, session: 'AsyncCaller | None' = None) "
         "-> 'Graph'"
     ),
+    "pause": (
+        "(self, *, queue: 'str | None' = None, type: 'str | None' = None, "
+        "session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
+    "paused": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[Pause]'",
     "progress": (
         "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'dict[State, int]'"
     ),
+    "prune": (
+        "(self, *, older_than: 'Duration', states: 'States' = (<State.DONE: 'done'>, "
+        "<State.FAILED: 'failed'>, <State.CANCELLED: 'cancelled'>), limit: 'int | None' = None) "
+        "-> 'int'"
+    ),
+    "resume": (
+        "(self, *, queue: 'str | None' = None, type: 'str | None' = None, "
+        "session: 'AsyncCaller | None' = None) -> 'bool'"
+    ),
     "retry": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
+    "retry_many": (
+        "(self, *, state: 'States' = <State.FAILED: 'failed'>, type: 'str | None' = None, "
+        "queue: 'str | None' = None, group_key: 'str | None' = None, "
+        "session: 'AsyncCaller | None' = None) -> 'int'"
+    ),
     "run": "(self) -> 'None'",
     "serve": "(self) -> 'None'",
     "serve_until_signalled": "(self) -> 'None'",
