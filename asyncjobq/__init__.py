@@ -29,6 +29,7 @@ from asyncjobq.errors import (
     ParentError,
     ResultError,
     Retry,
+    ScheduleNotFoundError,
     SchedulerStateError,
     SchemaError,
     Snooze,
@@ -42,7 +43,9 @@ from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.outcomes import Ending
 from asyncjobq.pauses import Pause
+from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
+from asyncjobq.schedules import Schedule
 from asyncjobq.states import Kind, State
 from asyncjobq.workflow import Container, Workflow
 
@@ -57,6 +60,7 @@ __all__ = [
     "Attempt",
     "Cancel",
     "Cancelled",
+    "CatchUp",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -86,6 +90,8 @@ __all__ = [
     "ResultError",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleNotFoundError",
     "Scheduler",
     "SchedulerStateError",
     "SchemaError",

@@ -12,6 +12,7 @@
     │   ├── CycleError                the job would wait for itself
     │   └── ResultError               a handler's result cannot be stored
     ├── JobNotFoundError              no job has this id
+    ├── ScheduleNotFoundError         no schedule has this name
     ├── JobEndedError                 wait() has no result to return
     │   ├── JobFailed
     │   └── JobCancelled
@@ -95,6 +96,17 @@ class JobNotFoundError(AsyncJobQError, LookupError):
         super().__init__(
             f"There is no job {job_id}: it was never committed, was pruned, or lives in other "
             "tables (check the URL, schema and table_prefix)."
+        )
+
+
+class ScheduleNotFoundError(AsyncJobQError, LookupError):
+    """No schedule has this name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"There is no schedule {name!r}: it was never committed, was removed, or lives in "
+            "other tables; `await scheduler.schedules()` lists those that there are."
         )
 
 

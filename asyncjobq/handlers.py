@@ -24,6 +24,7 @@ from asyncjobq.backoff import RetryPolicy, constant, exponential, none
 from asyncjobq.conversion import json_values, reason_of
 from asyncjobq.errors import AsyncJobQError, HandlerError, ResultError
 from asyncjobq.options import UNSET, JobOptions, JobSpec
+from asyncjobq.recurrence import Declarations
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
@@ -163,10 +164,11 @@ class Handler(Generic[F_co]):
 AnyHandler = Handler[Callable[..., Any]]
 
 
-class Handlers:
-    """A registry of handlers."""
+class Handlers(Declarations):
+    """A registry of handlers, and of the times at which some of them run."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._by_type: dict[str, AnyHandler] = {}
 
     @overload
@@ -194,10 +196,12 @@ class Handlers:
         return self._register(None, HandlerOptions.of(options), given)
 
     def include(self, *others: Handlers) -> None:
-        """Take over the handlers that other registries have now."""
+        """Take over the handlers and schedules that other registries have now."""
         for other in others:
             for handler in other:
                 self._add(handler)
+            for definition in other.definitions.values():
+                self._define(definition)
 
     def find(self, type_name: str, /) -> AnyHandler | None:
         """Return the handler of a type, also by alias."""
@@ -221,6 +225,12 @@ class Handlers:
         handler = Handler(function, type_name, options)
         self._add(handler)
         return handler
+
+    def _handler_of(self, given: Any) -> AnyHandler:
+        if not isinstance(given, Handler):
+            return self._register(None, HandlerOptions(), given)
+        self._add(given)
+        return given
 
     def _add(self, handler: AnyHandler) -> None:
         for name in handler.types:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, exists, func, or_, select, update
 
 from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, chunked
 from asyncjobq.models import in_state
@@ -92,15 +93,45 @@ class Chores:
     """Whether a queue or a type is paused."""
     next_due: float | None
     """Seconds until the next scheduled job is due; negative when it is overdue."""
+    next_fire: float | None = None
+    """Seconds until the next schedule fires; negative when its time has come."""
 
     @property
     def overdue(self) -> bool:
         """Whether a scheduled job may run."""
         return self.next_due is not None and self.next_due <= 0
 
+    @property
+    def fires(self) -> bool:
+        """Whether a schedule's time has come."""
+        return self.next_fire is not None and self.next_fire <= 0
 
-def look_once(connection: Connection, backend: Backend) -> Chores:
-    """Say in one statement which chore has work, and when the next job is due."""
+
+@dataclass(frozen=True, slots=True)
+class FiredHere:
+    """Which schedules a worker fires: those that all do, and those that stand in its code.
+
+    One that is deleted from the code is fired no more when the last such worker is gone.
+    """
+
+    declared: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
+    """Those that it cannot fire, and leaves to others."""
+
+    def parts(self, schedules: Table) -> list[ColumnElement[bool]]:
+        """Return the condition in parts, each of which has an index."""
+        names = schedules.c.name
+        parts = [and_(~schedules.c.declared, schedules.c.next_fire.is_not(None))]
+        if self.declared:
+            parts.append(and_(names.in_(self.declared), schedules.c.next_fire.is_not(None)))
+        return [and_(part, names.not_in(self.unfit)) for part in parts] if self.unfit else parts
+
+
+def look_once(connection: Connection, backend: Backend, fired: FiredHere | None = None) -> Chores:
+    """Say in one statement which chore has work, and when the next job is due.
+
+    With `fired`, also when the next schedule fires.
+    """
     jobs = backend.tables.jobs
     expired = exists().where(jobs.c.in_flight, jobs.c.lease_expires < backend.now())
     unsettled = exists().where(~jobs.c.settled)
@@ -115,15 +146,29 @@ def look_once(connection: Connection, backend: Backend) -> Chores:
             paused.label("paused"),
             first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
             backend.now().label("now"),
+            *_first_fires(backend.tables.schedules, fired),
         )
     ).one()
+    fires = [moment for moment in row[6:] if moment is not None]
     return Chores(
         expired=bool(row.expired),
         unsettled=bool(row.unsettled),
         cancelling=bool(row.cancelling),
         paused=bool(row.paused),
         next_due=_seconds_until(row.due, row.now),
+        next_fire=_seconds_until(min(fires, default=None), row.now),
     )
+
+
+def _first_fires(schedules: Table, fired: FiredHere | None) -> list[ColumnElement[Any]]:
+    return [
+        select(schedules.c.next_fire)
+        .where(part)
+        .order_by(schedules.c.next_fire)
+        .limit(1)
+        .scalar_subquery()
+        for part in (fired.parts(schedules) if fired else [])
+    ]
 
 
 def promote_once(connection: Connection, backend: Backend, limit: int = 1000) -> int:

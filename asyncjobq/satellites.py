@@ -48,7 +48,7 @@ class AttemptColumns:
 
 
 class ScheduleColumns:
-    """One recurring job."""
+    """One recurring job; `declared` ones stand in code and are fired by workers that have it."""
 
     __tablename__: str
 
@@ -57,10 +57,15 @@ class ScheduleColumns:
     every: Mapped[float | None] = mapped_column(Double)
     timezone: Mapped[str] = mapped_column(String(64), server_default="UTC")
     catch_up: Mapped[str] = mapped_column(Key(16))
+    overlap: Mapped[bool] = mapped_column(Flag)
+    declared: Mapped[bool] = mapped_column(Flag)
     type: Mapped[str] = mapped_column(Key(128))
     args: Mapped[Any] = mapped_column(JsonText)
     options: Mapped[Any] = mapped_column(JsonText)
     paused: Mapped[bool] = mapped_column(Flag)
+    # What intervals are counted from.
+    anchor: Mapped[datetime] = mapped_column(UtcDateTime)
+    # NULL while paused.
     next_fire: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_fire: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_job_id: Mapped[int | None] = mapped_column(BigInteger)
@@ -71,8 +76,8 @@ class ScheduleColumns:
     @classmethod
     def __table_args__(cls) -> tuple[Any, ...]:
         return (
-            # Which fire next (schedules.py).
-            Index(f"{cls.__tablename__}_next_fire", "next_fire"),
+            # Which fires next (ready.py) of those that any worker fires; the others go by name.
+            Index(f"{cls.__tablename__}_next_fire", "declared", "next_fire"),
             MYSQL,
         )
 

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from asyncjobq.backends.base import Database, Lane, Take
 from asyncjobq.clock import monotonic
 from asyncjobq.fairshare import FairShare
+from asyncjobq.firing import FIRE_PAUSE, Firing
 from asyncjobq.handlers import AnyHandler, Handlers
 from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
 from asyncjobq.options import UNSET
@@ -43,6 +44,7 @@ class Tick:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.chores_at = 0.0
         """When the chores are due next, by the monotonic clock."""
+        self.firing = Firing(database, handlers.definitions)
         self._expected = inf
         self._sweep = Sweep()
         self._database = database
@@ -107,10 +109,11 @@ class Tick:
         self.chores_at = min(self.chores_at, self._expected)
 
     async def chores_once(self) -> bool:
-        """Reclaim, settle and promote where there is need; tell whether jobs may be ready now."""
+        """Reclaim, settle, promote and fire where there is need; tell whether jobs may be ready."""
         backend = self._database.backend
         self._expected = inf
-        chores = await self._database.read(lambda c: look_once(c, backend))
+        fired = self.firing.here
+        chores = await self._database.read(lambda c: look_once(c, backend, fired))
         moved = await self._close_lanes(chores)
         if chores.cancelling:
             await self._slots.cancel_once()
@@ -125,6 +128,11 @@ class Tick:
             moved |= await self._database.run(lambda c: promote_once(c, backend)) > 0
         elif chores.next_due is not None:
             pause = min(pause, chores.next_due)
+        if chores.fires:
+            moved |= await self.firing.fire_once()
+            pause = min(pause, FIRE_PAUSE)
+        elif chores.next_fire is not None:
+            pause = min(pause, chores.next_fire)
         if moved:  # there may be more, or the next due time soon
             pause = 0.0
         self.chores_at = min(monotonic() + pause, self._expected)

@@ -56,6 +56,7 @@ class Worker:
         self._slots.on_end = self._tick.on_end = self._note_end
         self._slots.on_return = self._tick.expect_due
         self._retention = Retention(database, settings.retention)
+        self._declared = asyncio.Event()
         self._ends_when_idle = False
         self._waits_for_scheduled = False
 
@@ -86,6 +87,7 @@ class Worker:
                 group.create_task(self._forever("watching leases", self._expire)),
                 group.create_task(self._forever("finalizing", self._writer.write_once)),
                 group.create_task(self._forever("settling", self._settle)),
+                group.create_task(self._forever("declaring", self._declare, until=self._declared)),
             ]
             if self.settings.retention:
                 loops.append(group.create_task(self._forever("pruning", self._prune)))
@@ -98,6 +100,8 @@ class Worker:
     def end_when_idle(self, *, scheduled: bool) -> None:
         """Stop once nothing of this worker's queues and types is runnable or running."""
         self._ends_when_idle, self._waits_for_scheduled = True, scheduled
+        self._tick.firing.enabled = False
+        self._declared.set()
 
     def stop(self) -> None:
         """Claim nothing more and let jobs end for `stop_timeout`; called again, do not wait."""
@@ -153,6 +157,13 @@ class Worker:
     async def _expire(self) -> None:
         await asyncio.sleep(self._heartbeat.step)
         self._heartbeat.expire_once()
+
+    async def _declare(self) -> None:
+        """Store the schedules that stand in code; beside the other loops, since it may wait."""
+        if self._handlers.definitions:
+            await self._tick.firing.declare_once()
+            self._wake.ring()
+        self._declared.set()
 
     async def _settle(self) -> None:
         """Tell the neighbours of jobs that ended here, without waiting for the next chores."""

@@ -47,7 +47,7 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, control, transaction = SNIPPETS[1:5]
+    handlers, graphs, control, recurring, transaction = SNIPPETS[1:6]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -64,6 +64,9 @@ async def test_handlers_and_transactions(
     assert "1 failed Fail there is no video" in printed
     states = ["done", "done", "cancelled", "failed"]
     assert [job.state for job in await media.find()] == states
+    await run(recurring, namespace)
+    assert capsys.readouterr().out.startswith("greet Bo ")
+    await namespace["nights"].aclose()
     await run(transaction, namespace)
     states += ["ready", "ready"]
     assert [job.state for job in await media.find()] == states
@@ -73,7 +76,7 @@ async def test_handlers_and_transactions(
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[5:7]
+    fastapi, aiohttp = SNIPPETS[6:8]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -94,4 +97,4 @@ async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 7
+    assert len(SNIPPETS) == 8

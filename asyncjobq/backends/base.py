@@ -119,14 +119,17 @@ class Backend(ABC):
         return own or connection.get_isolation_level() in ("READ COMMITTED", "READ UNCOMMITTED")
 
     @abstractmethod
-    def locking(self, query: Select[Any]) -> Select[Any]:
-        """Return the query so that it locks its rows for writing and skips those locked."""
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        """Return the query so that it locks its rows for writing and skips those locked.
+
+        They are jobs unless another table is given, and are found by primary key.
+        """
 
     def by_index(self, connection: Connection) -> None:  # noqa: B027  nothing by default
         """Go by indexes to the end of this transaction, whatever the statistics make it seem."""
 
-    def by_key(self, query: Select[Any]) -> Select[Any]:
-        """Return a query of jobs so that it goes by primary key, whatever the planner thinks."""
+    def by_key(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        """Return a query, of jobs by default, so that it goes by primary key whatever is known."""
         return query
 
     def locking_all(self, query: Select[Any]) -> Select[Any]:

@@ -61,12 +61,13 @@ class MySQLBackend(Backend):
         shift = func.round(plus * 1_000_000) if not isinstance(plus, float) else round(plus * 1e6)
         return func.timestampadd(text("MICROSECOND"), shift, func.utc_timestamp(6))
 
-    def locking(self, query: Select[Any]) -> Select[Any]:
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         # Through any other index it would lock rows that we do not take.
-        return self.by_key(query).with_for_update(skip_locked=True)
+        return self.by_key(query, table).with_for_update(skip_locked=True)
 
-    def by_key(self, query: Select[Any]) -> Select[Any]:
-        return query.with_hint(self.tables.jobs, "FORCE INDEX (PRIMARY)")
+    def by_key(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        of = self.tables.jobs if table is None else table
+        return query.with_hint(of, "FORCE INDEX (PRIMARY)")
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         slice_ = self._slice(connection, scan)

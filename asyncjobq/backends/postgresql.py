@@ -66,8 +66,9 @@ class PostgreSQLBackend(Backend):
     def text_of(self, column: ColumnElement[Any]) -> ColumnElement[str]:
         return cast(column, Text)
 
-    def locking(self, query: Select[Any]) -> Select[Any]:
-        return query.with_for_update(key_share=True, skip_locked=True, of=self.tables.jobs)
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        of = self.tables.jobs if table is None else table
+        return query.with_for_update(key_share=True, skip_locked=True, of=of)
 
     def by_index(self, connection: Connection) -> None:
         # Without statistics of a column, a list of 500 values is taken for most of the table.

@@ -64,7 +64,7 @@ class SQLiteBackend(Backend):
     def reads_fresh(self, connection: Connection) -> bool:
         return True  # in a transaction that may write, or it could not
 
-    def locking(self, query: Select[Any]) -> Select[Any]:
+    def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         return query
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:

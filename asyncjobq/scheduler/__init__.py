@@ -18,8 +18,8 @@ from asyncjobq.handlers import Handlers
 from asyncjobq.lifetime import ended, signals_handled
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
-from asyncjobq.scheduler.enqueuing import Enqueuing
 from asyncjobq.scheduler.questions import Questions
+from asyncjobq.scheduler.recurring import Recurring
 from asyncjobq.services import HandlerServices
 from asyncjobq.settings import Duration, checked_settings
 from asyncjobq.states import State
@@ -29,7 +29,7 @@ from asyncjobq.worker import Worker
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Enqueuing, Questions, Controls):
+class Scheduler(Recurring, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
@@ -80,6 +80,8 @@ class Scheduler(Enqueuing, Questions, Controls):
         self._handlers = Handlers()
         self._registries = tuple(handlers)
         self.handler = self._handlers.handler
+        self.cron = self._handlers.cron
+        self.every = self._handlers.every
         self._worker: Worker | None = None
         self._waiters = Waiters()
 
@@ -126,6 +128,7 @@ class Scheduler(Enqueuing, Questions, Controls):
         """Run jobs until nothing of this scheduler's queues and types is runnable or running.
 
         Returns how many jobs ended in which state. With `scheduled`, due times are waited for.
+        Schedules are not fired.
         """
         await self.check_database()
         worker = self._new_worker()

@@ -40,6 +40,8 @@ class Settings:
     blocking: bool = False
     """Whether `block` blocks the event loop, and is not the same as `work`."""
     types: list[str] = field(default_factory=lambda: ["work", "block", "crash", "look_up"])
+    cron: str | None = None
+    """When `work` is run over and over, by a schedule that is declared here."""
     connect_args: dict[str, Any] | None = None
     time_zone: str | None = None
     create_schema: bool = False
@@ -80,6 +82,11 @@ def handlers_of(settings: Settings, log: Log) -> Handlers:
         special["block"] = block
     for name in settings.types:
         handlers.handler(name, retry=constant(0.0))(special.get(name, work))
+    if settings.cron is not None:
+        recurring = handlers.cron(
+            settings.cron, name="declared", args={"label": "declared"}, catch_up="all"
+        )
+        recurring(handlers["work"])
     return handlers
 
 

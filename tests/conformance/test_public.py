@@ -15,6 +15,7 @@ NAMES = [
     "Attempt",
     "Cancel",
     "Cancelled",
+    "CatchUp",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -44,6 +45,8 @@ NAMES = [
     "ResultError",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleNotFoundError",
     "Scheduler",
     "SchedulerStateError",
     "SchemaError",
@@ -71,6 +74,13 @@ SCHEDULER = {
         "retention: 'Mapping[str, Duration] | None' = None, listen_url: 'str | URL | None' = None, "
         "worker_id: 'str | None' = None, schema: 'str | None' = None, "
         "table_prefix: 'str' = '') -> 'None'"
+    ),
+    "add_schedule": (
+        "(self, name: 'str', job: 'JobSpec[Any] | str', args: 'Mapping[str, Any] | None' = None, "
+        "/, *, cron: 'str | None' = None, every: 'float | timedelta | None' = None, "
+        "timezone: 'str | ZoneInfo | None' = None, "
+        "catch_up: 'CatchUp | str' = <CatchUp.LATEST: 'latest'>, overlap: 'bool' = True, "
+        "session: 'AsyncCaller | None' = None, **options: 'Unpack[RecurringArgs]') -> 'Schedule'"
     ),
     "aclose": "(self) -> 'None'",
     "attempts": (
@@ -109,6 +119,7 @@ SCHEDULER = {
         "(self, *, queue: 'str | None' = None, type: 'str | None' = None, "
         "session: 'AsyncCaller | None' = None) -> 'None'"
     ),
+    "pause_schedule": ("(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"),
     "paused": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[Pause]'",
     "progress": (
         "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'dict[State, int]'"
@@ -118,9 +129,15 @@ SCHEDULER = {
         "<State.FAILED: 'failed'>, <State.CANCELLED: 'cancelled'>), limit: 'int | None' = None) "
         "-> 'int'"
     ),
+    "remove_schedule": (
+        "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
     "resume": (
         "(self, *, queue: 'str | None' = None, type: 'str | None' = None, "
         "session: 'AsyncCaller | None' = None) -> 'bool'"
+    ),
+    "resume_schedule": (
+        "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
     ),
     "retry": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
     "retry_many": (
@@ -129,6 +146,7 @@ SCHEDULER = {
         "session: 'AsyncCaller | None' = None) -> 'int'"
     ),
     "run": "(self) -> 'None'",
+    "schedules": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[Schedule]'",
     "serve": "(self) -> 'None'",
     "serve_until_signalled": "(self) -> 'None'",
     "serving": "(self) -> 'AsyncIterator[Self]'",
@@ -188,9 +206,10 @@ def test_everything_public_is_documented() -> None:
 
 
 def test_the_registry() -> None:
-    assert {name for name in vars(Handlers) if not name.startswith("_")} == {
-        "find", "handler", "include", "types",
+    assert {name for name in dir(Handlers) if not name.startswith("_")} == {
+        "cron", "declare", "definitions", "every", "find", "handler", "include", "types",
     }  # fmt: skip
+    assert {"cron", "every", "handler"} <= vars(Scheduler("sqlite+aiosqlite:///unused.db")).keys()
     public = {name for name in vars(Handler) if not name.startswith("_")}
     assert {"job", "encode", "decode"} <= public
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import pytest
 
@@ -69,6 +70,22 @@ class TestAnIdleScheduler:
             assert await idle.wait(job) == 1
         assert monotonic() - begun >= 0.3
 
+    @pytest.mark.requires("wake")
+    async def test_starts_when_it_is_due_what_another_process_put_before_the_rest(
+        self, jobs: Jobs, idle: Scheduler
+    ) -> None:
+        @idle.handler
+        async def work() -> int:
+            return 1
+
+        async with self.asleep(idle):
+            await idle.enqueue(work.job(), run_after=timedelta(hours=1))
+            moment = await jobs.now() + timedelta(seconds=0.4)
+            (job,) = jobs.elsewhere(enqueuing(spec(run_after=moment)))
+            assert await idle.wait(job) == 1
+        started = (await jobs.row(job)).started_at
+        assert started >= moment
+
     async def test_retries_when_the_time_has_come(self, idle: Scheduler) -> None:
         @idle.handler(retry=constant(0.1))
         async def work(ctx: JobContext) -> int:
@@ -106,6 +123,20 @@ class TestAnIdleScheduler:
             later = await idle.enqueue(work.job(), depends_on=[job], run_after=0.2)
             await idle.wait(later)
         assert await jobs.unsettled() == []
+
+    async def test_finds_what_is_due_by_its_next_poll_if_nobody_wakes_it(self, jobs: Jobs) -> None:
+        """And then sleeps no longer than until that."""
+        polling = jobs.another(poll_interval=1)
+
+        @polling.handler
+        async def work() -> int:
+            return 1
+
+        async with self.asleep(polling):
+            moment = await jobs.now() + timedelta(seconds=1.3)
+            (job,) = jobs.elsewhere(enqueuing(spec(run_after=moment)))
+            assert await polling.wait(job) == 1
+        assert (await jobs.row(job)).started_at >= moment
 
     async def test_fills_a_slot_that_becomes_free(self, idle: Scheduler) -> None:
         @idle.handler

@@ -395,6 +395,60 @@ BREAKAGES: Final = (
         ("test_connections.py::test_read_committed_whatever_the_applications_engine_says",),
         SERVERS,
     ),
+    # -- recurring jobs -------------------------------------------------------------------------
+    Breakage(
+        "a firing does not lock its schedule",
+        "schedules.py",
+        "connection.execute(backend.locking(due, table)).all()",
+        "connection.execute(due).all()",
+        ("test_schedules.py::TestFiring::test_once_at_any_moment_of_another_firing",),
+        SERVERS,
+    ),
+    Breakage(
+        "a firing neither locks its schedule nor minds that it was moved on",
+        "schedules.py",
+        "connection.execute(update(table).where(*same).values(values)).rowcount != 1",
+        "connection.execute(update(table).where(*same).values(values)).rowcount < -1",
+        ("test_schedules.py::TestFiring::test_moved_on_behind_its_lock_fires_nothing",),
+    ),
+    Breakage(
+        "schedules fire by the worker's clock",
+        "schedules.py",
+        ".where(part, table.c.next_fire <= backend.now())",
+        f".where(part, table.c.next_fire <= {_NOW})",
+        ("test_schedules.py::TestFiring::test_at_its_time_and_not_before",),
+    ),
+    Breakage(
+        "every firing shifts the phase",
+        "cron.py",
+        "return self.anchor + step * ((moment - self.anchor) // step + 1)",
+        "return moment + step",
+        ("test_schedules.py::TestFiring::test_keeps_its_phase",),
+    ),
+    Breakage(
+        "a worker sleeps through the times of schedules",
+        "tick.py",
+        "pause = min(pause, chores.next_fire)",
+        "pass",
+        ("test_schedules_served.py::TestServing::test_fires_when_it_is_time",),
+    ),
+    Breakage(
+        "every worker fires what stands in another's code",
+        "ready.py",
+        "parts = [and_(~schedules.c.declared, schedules.c.next_fire.is_not(None))]",
+        "parts = [and_(schedules.c.next_fire.is_not(None))]",
+        ("test_schedules_served.py::TestDeclaredInCode::test_fired_by_workers_that_have_it_there",),
+    ),
+    Breakage(
+        "a schedule that the database refuses spoils its batch",
+        "firing.py",
+        "return any([await self._fire_alone(name) for name in names])",
+        "raise",
+        (
+            "test_schedules_served.py::TestOneWorker"
+            "::test_fires_each_by_itself_if_the_database_refuses_them_together",
+        ),
+    ),
     # -- callers and wakes ----------------------------------------------------------------------
     Breakage(
         "enqueue commits the caller's transaction",

@@ -86,6 +86,28 @@ async def with_extra(context: JobContext, /, path: str, **extra: int) -> int:
     return len(extra)
 
 
+@handlers.cron("0 4 * * *", timezone="Europe/Berlin")
+async def nightly(path: str = "a.png") -> int:
+    return len(path)
+
+
+@handlers.every(timedelta(hours=1), name="hourly", args={"path": "a.png"}, priority=5)
+@handlers.cron("@daily")
+@handlers.handler(timeout=60)
+def recurring(path: str) -> float:
+    return float(path)
+
+
+async def recurring_handlers_are_handlers() -> None:
+    assert_type(nightly.job(path="a.png"), JobSpec[int])
+    assert_type(await nightly("a.png"), int)
+    assert_type(recurring.job("a.png"), JobSpec[float])
+    assert_type(recurring("a.png"), float)
+    nightly.job(3)  # type: ignore[call-overload]
+    handlers.every(60, run_after=3)  # type: ignore[call-arg]
+    handlers.every(60, catch_up=3)  # type: ignore[arg-type]
+
+
 def jobs_are_typed(unknown: Any, order: Order) -> None:
     assert_type(bare.job("a.png", 3), JobSpec[dict[str, Any]])
     assert_type(bare.job(path="a.png"), JobSpec[dict[str, Any]])
