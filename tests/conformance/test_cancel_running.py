@@ -11,9 +11,18 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from asyncjobq import Cancelled, ConfigurationError, Ending, JobCancelled, JobContext, State
+from asyncjobq import (
+    Cancelled,
+    ConfigurationError,
+    Ending,
+    JobCancelled,
+    JobContext,
+    Scheduler,
+    State,
+)
 from asyncjobq.control import cancel_job
 from asyncjobq.control_many import cancel_once, retry_once, to_cancel, to_retry
+from asyncjobq.heartbeat import Heartbeat
 from asyncjobq.inspection import Filter
 from asyncjobq.lease import asked_to_end
 from conformance.kit import ISOLATION_LEVELS, Jobs
@@ -26,12 +35,24 @@ READY, BLOCKED, DONE = State.READY, State.BLOCKED, State.DONE
 FAILED, CANCELLED = State.FAILED, State.CANCELLED
 
 
+def patient(jobs: Jobs, *, concurrency: int = 1, poll_interval: float = 30) -> Scheduler:
+    """Return a worker whose leases last for hours, and that looks for news twice a minute."""
+    times: dict[str, Any] = {"lease_ttl": 3 * 3600, "stop_timeout": 0.5}
+    return jobs.another(concurrency=concurrency, poll_interval=poll_interval, **times)
+
+
 class TestRunning:
-    """Its lease is renewed in an hour."""
+    """Whose lease is not renewed, by which it would hear of it too."""
+
+    @pytest.fixture(autouse=True)
+    def unrenewed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def nothing(_: Heartbeat) -> None: ...
+
+        monkeypatch.setattr(Heartbeat, "renew_once", nothing)
 
     @pytest.mark.parametrize("by", ["the same scheduler", "another in the process"])
     async def test_in_this_process(self, jobs: Jobs, by: str) -> None:
-        worker = jobs.another(concurrency=1, lease_ttl=3 * 3600, poll_interval=30)
+        worker = patient(jobs)
         latch = Latch(worker)
         async with serving(worker):
             job = await latch.enqueue(worker)
@@ -52,7 +73,7 @@ class TestRunning:
 
     @staticmethod
     async def cancelled_from_elsewhere(jobs: Jobs, poll_interval: float) -> None:
-        worker = jobs.another(concurrency=1, lease_ttl=3 * 3600, poll_interval=poll_interval)
+        worker = patient(jobs, poll_interval=poll_interval)
         latch = Latch(worker)
         async with serving(worker):
             await asyncio.sleep(0.1)  # until it listens
@@ -63,7 +84,7 @@ class TestRunning:
                 await worker.wait(job)
 
     async def test_with_its_container(self, jobs: Jobs) -> None:
-        worker = jobs.another(concurrency=1, lease_ttl=3 * 3600, poll_interval=30)
+        worker = patient(jobs)
         latch = Latch(worker)
         async with serving(worker):
             async with worker.workflow("nightly") as nightly:
@@ -75,7 +96,7 @@ class TestRunning:
             assert latch.cancelled == 1
 
     async def test_by_the_failure_of_another_in_its_container(self, jobs: Jobs) -> None:
-        worker = jobs.another(concurrency=2, lease_ttl=3 * 3600, poll_interval=30)
+        worker = patient(jobs, concurrency=2)
         latch = Latch(worker)
 
         @worker.handler(max_attempts=1)
@@ -91,7 +112,7 @@ class TestRunning:
                 await worker.wait(other)
 
     async def test_that_cleans_up_keeps_its_lease_meanwhile(self, jobs: Jobs) -> None:
-        worker = jobs.another(concurrency=1, lease_ttl=3 * 3600, poll_interval=0.1)
+        worker = patient(jobs, poll_interval=0.1)
         running, cleaned, asked = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         @worker.handler
