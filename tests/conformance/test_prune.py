@@ -278,7 +278,7 @@ class TestCallers:
     @pytest.mark.requires("key_locks")
     async def test_open_edge_keeps_its_upstream(self, jobs: Jobs, application: AsyncEngine) -> None:
         job = await ended(jobs)
-        async with AsyncSession(application) as session:
+        async with jobs.limited_time(), AsyncSession(application) as session:
             await jobs.scheduler.enqueue("work", depends_on=[job], session=session)
             assert await pruned(jobs) == 0
             await session.commit()
