@@ -26,6 +26,7 @@ from asyncjobq.errors import (
     JobEndedError,
     JobFailed,
     JobNotFoundError,
+    LeaseLostError,
     ParentError,
     ResultError,
     Retry,
@@ -33,12 +34,15 @@ from asyncjobq.errors import (
     SchedulerStateError,
     SchemaError,
     Snooze,
+    StoredResultError,
     UnknownUpstreamError,
     UnsupportedDatabaseError,
 )
 from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.job import Job, Node, Upstream, after
+from asyncjobq.limit_control import LimitState
+from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.outcomes import Ending
@@ -58,9 +62,12 @@ __all__ = [
     "ArgumentsError",
     "AsyncJobQError",
     "Attempt",
+    "Budget",
     "Cancel",
     "Cancelled",
+    "Capacity",
     "CatchUp",
+    "Concurrency",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -84,9 +91,13 @@ __all__ = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "LeaseLostError",
+    "Limit",
+    "LimitState",
     "Node",
     "ParentError",
     "Pause",
+    "RateLimit",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -97,6 +108,7 @@ __all__ = [
     "SchemaError",
     "Snooze",
     "State",
+    "StoredResultError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",

@@ -53,6 +53,19 @@ class Arguments:
         """Return stored arguments as the function takes them, by keyword."""
         return self._convert(self._bind((), stored), Converter.decode)
 
+    def takes(self, name: str) -> bool:
+        """Tell whether jobs may have an argument of this name."""
+        return name in self.signature.parameters or self._extra is not None
+
+    def value_of(self, name: str, stored: Mapping[str, Any]) -> Any:
+        """Return a stored argument, or the parameter's default as it would be stored."""
+        if name in stored:
+            return stored[name]
+        parameter = self.signature.parameters.get(name)
+        if parameter is None or parameter.default is Parameter.empty:
+            return None
+        return self._convert({name: parameter.default}, Converter.encode)[name]
+
     def _parameters(self) -> list[Parameter]:
         """Return all parameters, with their type hints resolved where the names exist by now."""
         try:
@@ -61,7 +74,7 @@ class Arguments:
             raise HandlerError(f"Handler {self._type!r} has no signature: {error}") from error
         names = getattr(underlying(self._function), "__globals__", {})
         return [
-            parameter.replace(annotation=_resolve(parameter.annotation, names))
+            parameter.replace(annotation=resolved(parameter.annotation, names))
             for parameter in signature.parameters.values()
         ]
 
@@ -136,7 +149,7 @@ def underlying(function: Any) -> Any:
             function = type(function).__call__
 
 
-def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
+def resolved(annotation: Any, names: dict[str, Any]) -> Any:
     """Return a type hint with the names in it looked up, or as it is if one is unknown."""
     holder = SimpleNamespace(__annotations__={"hint": annotation})
     try:

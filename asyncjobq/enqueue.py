@@ -15,11 +15,10 @@ from sqlalchemy import Connection, select
 
 from asyncjobq import codec, cycles
 from asyncjobq.backends import backend_for
-from asyncjobq.backends.base import OWN, Backend, chunked
-from asyncjobq.callers import AsyncCaller, in_transaction_of
+from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.callers import AsyncCaller, in_transaction_of, refuse_autocommit
 from asyncjobq.drafts import Batch, Draft
 from asyncjobq.errors import (
-    ConfigurationError,
     CycleError,
     InvalidJobError,
     ParentError,
@@ -108,7 +107,11 @@ def _check(
     connection: Connection, backend: Backend, batch: Batch, *, parent_may_be_job: bool
 ) -> None:
     """Refuse what cannot be, before anything is written."""
-    _refuse_autocommit(connection)
+    reason = (
+        "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before its "
+        "edges are written."
+    )
+    refuse_autocommit(connection, reason)
     batch.refuse_strangers()
     batch.refuse_cycles()
     parents, upstreams = batch.existing_parents(), batch.existing_upstreams()
@@ -120,17 +123,6 @@ def _check(
             way = cycles.way_round(connection, backend, below, [parent], planned)
             if way is not None:
                 raise CycleError([f"the new job, below {way[-1]}", *map(str, way)])
-
-
-def _refuse_autocommit(connection: Connection) -> None:
-    if OWN in connection.get_execution_options():
-        return
-    of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
-    if connection.get_execution_options().get("isolation_level", of_engine) == "AUTOCOMMIT":
-        raise ConfigurationError(
-            "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before "
-            "its edges are written. Use a connection or session that has transactions."
-        )
 
 
 def _check_parents(
@@ -191,6 +183,7 @@ def _row(batch: Batch, draft: Draft, now: datetime) -> dict[str, Any]:
         "group_key": chosen.group_key,
         "weight": float(chosen.weight),
         "priority": chosen.priority,
+        "limit_key": draft.spec.limit_key,
         "cost": float(chosen.cost),
         "run_after": run_after,
         "timeout": None if chosen.timeout is UNSET else chosen.timeout,

@@ -10,12 +10,14 @@
     │   ├── UnknownUpstreamError      ids in depends_on that do not exist
     │   ├── ParentError               the parent takes no child, or is over
     │   ├── CycleError                the job would wait for itself
-    │   └── ResultError               a handler's result cannot be stored
+    │   └── ResultError               a handler's result or checkpoint cannot be stored
     ├── JobNotFoundError              no job has this id
     ├── ScheduleNotFoundError         no schedule has this name
     ├── JobEndedError                 wait() has no result to return
     │   ├── JobFailed
-    │   └── JobCancelled
+    │   ├── JobCancelled
+    │   └── StoredResultError         its result no longer fits the handler's return type
+    ├── LeaseLostError                end the handler; the job is another's, or over
     ├── DatabaseUnavailableError      nothing was written; try again later
     └── SchedulerStateError           e.g. serve() while it serves already
 
@@ -85,7 +87,7 @@ class CycleError(InvalidJobError):
 
 
 class ResultError(InvalidJobError):
-    """A handler's result cannot be stored as JSON."""
+    """A handler's result or checkpoint cannot be stored as JSON."""
 
 
 class JobNotFoundError(AsyncJobQError, LookupError):
@@ -133,6 +135,33 @@ class JobCancelled(JobEndedError):
         self.error = error
         self.cause = cause
         super().__init__(job_id, f"Job {job_id} was cancelled: {error or 'on request'}")
+
+
+class StoredResultError(JobEndedError, ValueError):
+    """The job is done, but its stored `result` does not fit its handler's return type here."""
+
+    def __init__(self, job_id: int, type_name: str, hint: str, reason: str, result: object) -> None:
+        self.result = result
+        super().__init__(
+            job_id,
+            f"Job {job_id} is done, but its stored result does not fit the return type {hint} of "
+            f"{type_name!r} here: {reason}. Its JSON is in this error's `result` and in "
+            "`(await scheduler.get(job)).result`.",
+        )
+
+
+class LeaseLostError(AsyncJobQError):
+    """The job is no longer this handler's, which should end; nothing was written."""
+
+    def __init__(self, job_id: int, *, over: bool = False) -> None:
+        self.job_id = job_id
+        reason = (
+            "is over: it was completed already, and nothing more can be written in its name."
+            if over
+            else "is no longer this worker's: its lease was lost, and another worker may run it. "
+            "Nothing was written; its handler should end."
+        )
+        super().__init__(f"Job {job_id} {reason}")
 
 
 class DatabaseUnavailableError(AsyncJobQError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,31 +42,49 @@ class FairShare:
         self._turn: dict[str, int] = {}
         self._turns = 0
 
-    def allocate(self, lanes: Sequence[Lane], free: Mapping[str, int], slots: int) -> list[Take]:
+    def allocate(
+        self,
+        lanes: Sequence[Lane],
+        free: Mapping[str, int],
+        slots: int,
+        limited: Callable[[Lane], bool] = lambda lane: False,
+    ) -> list[Take]:
         """Give `slots` one by one to groups; `free` bounds them by queue.
 
-        Returns how many jobs to take from the lanes of each group in each queue.
+        Returns how many jobs to take from the lanes of each group in each queue; what is taken from
+        a `limited` lane is said for that lane alone.
         """
         by_group: dict[str, list[Lane]] = {}
         for lane in sorted(lanes, key=lambda lane: lane.head_priority):
             by_group.setdefault(lane.group_key, []).append(lane)
         left = Counter(dict(free))
-        counts: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str, Lane | None]] = Counter()
+
+        apart = {lane for lane in lanes if limited(lane)}
+
+        def key_of(lane: Lane) -> tuple[str, str, Lane | None]:
+            return lane.group_key, lane.queue, lane if lane in apart else None
+
         heap = [(*self._position(group), group) for group in by_group]
         heapq.heapify(heap)
         while heap and slots > 0:
             virtual, turn, group = heapq.heappop(heap)
-            first = next((lane for lane in by_group[group] if left[lane.queue] > 0), None)
+            open_ = (lane for lane in by_group[group] if left[lane.queue] > 0)
+            if apart:  # of one priority, each has its turn
+                turns = lambda lane: (lane.head_priority, counts[key_of(lane)])  # noqa: E731
+                first = min(open_, key=turns, default=None)
+            else:
+                first = next(open_, None)
             if first is None:
                 continue
-            counts[group, first.queue] += 1
+            counts[key_of(first)] += 1
             left[first.queue] -= 1
             slots -= 1
             step = self._estimate(group) / first.head_weight
             heapq.heappush(heap, (virtual + step, turn, group))
         return [
-            Take(tuple(lane for lane in by_group[group] if lane.queue == queue), count)
-            for (group, queue), count in counts.items()
+            Take((alone,) if alone else _together(by_group[group], queue, apart), count)
+            for (group, queue, alone), count in counts.items()
         ]
 
     def start(self, group: str, weight: float) -> Charge:
@@ -101,3 +119,7 @@ class FairShare:
         for group in sorted(self._turn, key=self._turn.__getitem__)[: _REMEMBERED // 2]:
             del self._virtual[group], self._turn[group]
             self._mean.pop(group, None)
+
+
+def _together(lanes: Sequence[Lane], queue: str, apart: set[Lane]) -> tuple[Lane, ...]:
+    return tuple(lane for lane in lanes if lane.queue == queue and lane not in apart)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sqlalchemy import Connection
 
 from asyncjobq.attempts import Unsuccessful, keep_attempts
 from asyncjobq.backends.base import Backend
-from asyncjobq.lease import Lease, still_ours
+from asyncjobq.codec import Encoded
+from asyncjobq.lease import Lease, completed_among, still_ours, store_progress
 from asyncjobq.outcomes import Ending, Failure, Outcome
 from asyncjobq.states import TERMINAL, State
 from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
@@ -22,6 +23,10 @@ class Finished:
 
     lease: Lease
     outcome: Outcome
+    progress: Encoded | None = None
+    """What the handler has reported last, if that is not stored yet."""
+    completing: bool = False
+    """Whether the handler may have ended the job itself, in a transaction of its own."""
 
 
 @dataclass
@@ -32,6 +37,8 @@ class Written:
     lost: list[Finished] = field(default_factory=list)
     held: list[Finished] = field(default_factory=list)
     """Rows that some transaction has locked: nothing was written, to be tried again."""
+    completed: dict[Lease, State] = field(default_factory=dict)
+    """What their handlers had ended themselves, and how; the outcome counts for nothing."""
     waiting: frozenset[int] = frozenset()
     """Jobs whose own work is over, but that wait for their children."""
     unsettled: bool = False
@@ -60,6 +67,8 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
         moves.append(_move(item, row.cancel_requested))
         unsuccessful += _unsuccessful(item, moves[-1])
     keep_attempts(connection, backend, unsuccessful)
+    progress = {item.lease: item.progress for item in result.written if item.progress is not None}
+    store_progress(connection, backend, progress)
     ends = [move for move in moves if isinstance(move, End)]
     ended = end_jobs(connection, backend, ends)
     result.unsettled, result.waiting = ended.unsettled, ended.waiting
@@ -67,7 +76,18 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     ours = still_ours(connection, backend, [item.lease for item in waiting.values()])
     for item in waiting.values():
         (result.held if item.lease in ours else result.lost).append(item)
+    _part_completed(connection, backend, result)
     return result
+
+
+def _part_completed(connection: Connection, backend: Backend, result: Written) -> None:
+    """Tell jobs that their own handlers have ended from those whose lease was lost."""
+    doubtful = [item.lease for item in result.lost if item.completing]
+    if not doubtful:
+        return
+    result.completed = completed_among(connection, backend, doubtful)
+    result.lost = [item for item in result.lost if item.lease not in result.completed]
+    result.unsettled |= bool(result.completed)
 
 
 def _move(item: Finished, cancel_requested: bool) -> End | Return:
@@ -100,4 +120,4 @@ def _unsuccessful(item: Finished, move: End | Return) -> list[Unsuccessful]:
 def failed_instead(item: Finished, reason: str) -> Finished:
     """Return the outcome for one that the database refused for its data."""
     error = f"The database refused the outcome ({item.outcome.ending}): {reason}"
-    return Finished(item.lease, Outcome(Ending.FAILED, error=error))
+    return replace(item, outcome=Outcome(Ending.FAILED, error=error), progress=None)

@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, overload
 
+from asyncjobq import codec
 from asyncjobq.arguments import Arguments, underlying
 from asyncjobq.backoff import RetryPolicy, constant, exponential, none
-from asyncjobq.conversion import json_values, reason_of
-from asyncjobq.errors import AsyncJobQError, HandlerError, ResultError
+from asyncjobq.errors import AsyncJobQError, HandlerError, InvalidJobError
+from asyncjobq.job import Job
+from asyncjobq.limits import Limit
 from asyncjobq.options import UNSET, JobOptions, JobSpec
 from asyncjobq.recurrence import Declarations
+from asyncjobq.results import Results, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
@@ -53,7 +56,7 @@ class HandlerOptions:
     max_attempts: int = 5
     retry: RetryPolicy = field(default_factory=exponential)
     queue: str | None = None
-    limits: tuple[Any, ...] = ()
+    limits: tuple[Limit, ...] = ()
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -97,6 +100,8 @@ class Handler(Generic[F_co]):
         self.options = options
         self.is_async = _is_async(function)
         self._arguments = Arguments(self.type, function)
+        self._check_limits()
+        self.results = Results(self.type, function)
 
     def __call__(self: Handler[Callable[P, R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -128,6 +133,19 @@ class Handler(Generic[F_co]):
         stored = self._arguments.encode(args, kwargs)
         return JobSpec(self.type, stored, default_queue=self.options.queue)
 
+    def _check_limits(self) -> None:
+        for limit in self.options.limits:
+            if not isinstance(limit, Limit):
+                raise HandlerError(
+                    f"limits takes Concurrency, RateLimit, Budget or Capacity, not {limit!r}."
+                )
+            if limit.argument is not None and not self._arguments.takes(limit.argument):
+                raise HandlerError(
+                    f"The limit {limit.name!r} is keyed by {limit.argument!r}, which is no "
+                    f"argument of {self.type!r}: it takes {self._arguments.signature}. For the "
+                    "job's group, write key='group_key'."
+                )
+
     def encode(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments as they are stored: checked, as JSON values, without defaults."""
         return self._arguments.encode((), args)
@@ -136,15 +154,34 @@ class Handler(Generic[F_co]):
         """Return stored arguments as keyword arguments for the function."""
         return self._arguments.decode(stored)
 
+    @overload
+    def result_of(self: Handler[Callable[..., Coroutine[Any, Any, R]]], job: Job[Any], /) -> R: ...
+    @overload
+    def result_of(self: Handler[Callable[..., R]], job: Job[Any], /) -> R: ...
+    def result_of(self, job: Job[Any], /) -> Any:
+        """Return the result of one of this handler's jobs that has ended, as it was returned.
+
+        Models and dataclasses are rebuilt from the JSON in `job.result`. Raises JobFailed,
+        JobCancelled, or StoredResultError where the stored result no longer fits.
+        """
+        if job.type not in self.types or not job.ended:
+            reason = f"it is {job.state}" if job.type in self.types else f"it is a {job.type!r}"
+            raise InvalidJobError(
+                f"Job {job.id} has no result of {self.type!r}: {reason}. Take one that has ended, "
+                "e.g. from as_completed() or ctx.upstreams()."
+            )
+        return result_of(job, self.results)
+
     def encode_result(self, value: Any) -> Any:
         """Return what the function returned as JSON values."""
-        try:
-            return json_values(value)
-        except Exception as error:  # also whatever the user's own serializers raise
-            raise ResultError(
-                f"The result of {self.type!r} cannot be stored: {reason_of(error)}. "
-                "Return JSON values, pydantic models or dataclasses."
-            ) from error
+        return self.results.encode(value)
+
+    def argument_as_text(self, name: str, stored: Mapping[str, Any]) -> str:
+        """Return a job's argument, or its default, as the text by which limits are keyed."""
+        value = self._arguments.value_of(name, stored)
+        if value is None:
+            return ""
+        return value if isinstance(value, str) else codec.encode(value)
 
     @property
     def takes_context(self) -> bool:
@@ -170,6 +207,8 @@ class Handlers(Declarations):
     def __init__(self) -> None:
         super().__init__()
         self._by_type: dict[str, AnyHandler] = {}
+        self.revision = 0
+        """Goes up when a handler is added."""
 
     @overload
     def handler(self, function: F, /) -> Handler[F]: ...
@@ -183,7 +222,7 @@ class Handlers(Declarations):
         max_attempts: int = ...,
         retry: RetryPolicy = ...,
         queue: str | None = ...,
-        limits: Iterable[Any] = ...,
+        limits: Iterable[Limit] = ...,
         aliases: Iterable[str] = ...,
     ) -> Callable[[F], Handler[F]]: ...
     def handler(self, given: Any = None, /, **options: Any) -> Any:
@@ -233,6 +272,8 @@ class Handlers(Declarations):
         return given
 
     def _add(self, handler: AnyHandler) -> None:
+        if self._by_type.get(handler.type) is handler:
+            return
         for name in handler.types:
             known = self._by_type.get(name, handler)
             if known is not handler:
@@ -241,6 +282,7 @@ class Handlers(Declarations):
                     'one another name: @handlers.handler("name").'
                 )
         self._by_type |= dict.fromkeys(handler.types, handler)
+        self.revision += 1
 
 
 def _check_callable(function: Any) -> None:

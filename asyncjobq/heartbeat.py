@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import inf
+from typing import Final
 
 from asyncjobq.backends.base import Database
 from asyncjobq.clock import monotonic
-from asyncjobq.lease import Lease, Renewal, asked_to_end, renew_once
+from asyncjobq.codec import Encoded
+from asyncjobq.lease import Lease, Renewal, asked_to_end, completed_among, renew_once
 from asyncjobq.run import JobRun, Stop
 
 logger = logging.getLogger("asyncjobq.heartbeat")
+
+REPORT_INTERVAL: Final = 1.0
+"""Seconds between two writes of one job's progress."""
 
 
 @dataclass(eq=False)
@@ -23,6 +29,9 @@ class Beat:
     leased_at: float = field(default_factory=monotonic)
     """A moment that is surely not after the one from which the lease counts."""
     renewed: bool = False
+    completed: bool = False
+    """Whether the handler has ended the job itself: there is no lease any more."""
+    reported_at: float = -inf
 
     @property
     def lease(self) -> Lease:
@@ -37,6 +46,16 @@ class Beat:
     def sure_until(self) -> float:
         """Until when nobody else can have the job, with a margin to stop its handler in."""
         return self.leased_at + self.ttl * 0.9
+
+    @property
+    def kept(self) -> bool:
+        """Whether the lease is to be renewed: not past the job's deadline."""
+        return not (self.completed or self.run.overdue)
+
+    def has_news(self, now: float) -> bool:
+        """Whether there is progress to be stored, and the last was stored long enough ago."""
+        waited = now - self.reported_at >= REPORT_INTERVAL
+        return waited and self.run.context.reported.pending is not None
 
 
 class Heartbeat:
@@ -65,14 +84,20 @@ class Heartbeat:
     async def renew_once(self) -> None:
         """Renew the leases that are due, and with them those that soon will be."""
         now = monotonic()
-        due = [beat for beat in self._beats.values() if beat.due <= now + self.step]
-        due = [beat for beat in due if not beat.run.overdue]
-        if not due or min(beat.due for beat in due) > now:
+        kept = [beat for beat in self._beats.values() if beat.kept]
+        news = {beat.lease for beat in kept if beat.has_news(now)}
+        if not news and all(beat.due > now for beat in kept):
             return
-        leases = [beat.lease for beat in due]
-        backend = self._database.backend
-        renewal = await self._database.run(lambda c: renew_once(c, backend, leases, self._ttl))
+        due = [beat for beat in kept if beat.due <= now + self.step or beat.lease in news]
+        leases, backend = [beat.lease for beat in due], self._database.backend
+        reports = {beat.lease: beat.run.context.reported.pending for beat in due}
+        progress = {lease: value for lease, value in reports.items() if value is not None}
+        renewal = await self._database.run(
+            lambda c: renew_once(c, backend, leases, self._ttl, progress)
+        )
+        renewal.lost -= await self._completed_among(renewal.lost)
         self._note(renewal, now)
+        self._note_stored(progress, renewal, now)
 
     async def cancel_once(self) -> None:
         """Cancel the handlers of jobs that were asked to end, before their next renewal would."""
@@ -85,7 +110,7 @@ class Heartbeat:
         """Stop the jobs whose lease could not be renewed in time."""
         now = monotonic()
         for beat in self._beats.values():
-            if now >= beat.sure_until and beat.run.stopped is None:
+            if now >= beat.sure_until and beat.run.stopped is None and not beat.completed:
                 logger.error(
                     "The lease of job %s (%s) could not be renewed for %.1f s; its handler is "
                     "cancelled, for another worker may start the job.",
@@ -113,3 +138,20 @@ class Heartbeat:
     def _cancel(self, asked: set[Lease]) -> None:
         for lease in asked & self._beats.keys():
             self._beats[lease].run.stop(Stop.CANCELLED)
+
+    async def _completed_among(self, lost: set[Lease]) -> set[Lease]:
+        """Return which leases are gone because their handlers have ended their jobs themselves."""
+        beats = [beat for beat in self._beats.values() if beat.lease in lost]
+        doubtful = [beat.lease for beat in beats if beat.run.context.completing]
+        if not doubtful:
+            return set()
+        backend = self._database.backend
+        found = await self._database.read(lambda c: completed_among(c, backend, doubtful))
+        for beat in beats:
+            beat.completed |= beat.lease in found
+        return set(found)
+
+    def _note_stored(self, progress: Mapping[Lease, Encoded], renewal: Renewal, now: float) -> None:
+        for lease in progress.keys() & renewal.renewed & self._beats.keys():
+            self._beats[lease].run.context.reported.note_stored(progress[lease])
+            self._beats[lease].reported_at = now

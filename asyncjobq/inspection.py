@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, FromClause, select
 
-from asyncjobq.backends.base import Backend
+from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.errors import ConfigurationError, JobNotFoundError
 from asyncjobq.job import COLUMNS, Job
-from asyncjobq.states import State
+from asyncjobq.states import OPEN, State
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,27 @@ def upstreams_of(connection: Connection, backend: Backend, job_id: int) -> list[
     query = _columns(backend).join(deps, deps.c.depends_on_id == jobs.c.id)
     rows = connection.execute(query.where(deps.c.job_id == job_id).order_by(jobs.c.id))
     return [Job.from_row(row) for row in rows]
+
+
+def jobs_of(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> list[Job[Any]]:
+    """Return these jobs in the order given; raises JobNotFoundError for the first missing one."""
+    jobs = backend.tables.jobs
+    rows = connection.execute(_columns(backend).where(jobs.c.id.in_(job_ids)))
+    found: dict[int, Job[Any]] = {row.id: Job.from_row(row) for row in rows}
+    for job_id in job_ids:
+        if job_id not in found:
+            raise JobNotFoundError(job_id)
+    return [found[job_id] for job_id in job_ids]
+
+
+def open_among(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> set[int]:
+    """Return which of these jobs are there and have not ended."""
+    jobs = backend.tables.jobs
+    still_open: set[int] = set()
+    for chunk in chunked(job_ids, 10_000):
+        query = select(jobs.c.id).where(jobs.c.id.in_(chunk), jobs.c.state.in_(sorted(OPEN)))
+        still_open.update(connection.scalars(query))
+    return still_open
 
 
 def _columns(backend: Backend) -> Any:

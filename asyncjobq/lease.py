@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    bindparam,
     case,
     func,
     literal,
@@ -24,11 +26,20 @@ from sqlalchemy import (
 from asyncjobq import ready
 from asyncjobq.attempts import Unsuccessful, keep_attempts
 from asyncjobq.backends.base import Backend, Take, chunked
+from asyncjobq.codec import Encoded
 from asyncjobq.outcomes import Ending, Failure
-from asyncjobq.pauses import not_paused
 from asyncjobq.states import State
-from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
+from asyncjobq.transition import (
+    End,
+    Locked,
+    Return,
+    end_jobs,
+    fence,
+    fence_values,
+    return_jobs,
+)
 
+NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 WORKER_LOST: Final = (
     "The worker was lost (its lease ran out) in attempt {attempt} of {max_attempts}. A job whose "
     "process dies is run again until its attempts are used up."
@@ -51,6 +62,7 @@ class Claimed:
     lease: Lease
     queue: str
     type: str
+    limit_key: str
     args: str
     group_key: str
     weight: float
@@ -59,6 +71,8 @@ class Claimed:
     timeout: float
     created_at: datetime
     started_at: datetime
+    checkpoint: str | None = None
+    """What an earlier attempt has stored, as JSON text."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +103,17 @@ def claim_once(
     defaults: Defaults,
 ) -> list[Claimed]:
     """Lease up to the asked number of jobs, for `ttl` seconds, in one atomic transaction."""
+    values = claim_values(backend, owner, ttl, defaults)
+    rows = backend.claim(
+        connection, takes, ready.conditions(backend), values, claim_columns(backend)
+    )
+    return [claimed_from(row, owner) for row in rows]
+
+
+def claim_values(backend: Backend, owner: str, ttl: float, defaults: Defaults) -> dict[str, Any]:
+    """Return what a claim writes."""
     jobs = backend.tables.jobs
-    values = {
+    return {
         "state": State.LEASED,
         "in_flight": True,
         "lease_owner": owner,
@@ -103,24 +126,52 @@ def claim_once(
         "started_at": backend.now(),
         "updated_at": backend.now(),
     }
-    columns = [
-        *(jobs.c[name] for name in ("id", "lease_token", "queue", "type", "group_key", "weight")),
+
+
+def claim_columns(backend: Backend) -> list[ColumnElement[Any]]:
+    """Return what a claim reads of each job."""
+    jobs = backend.tables.jobs
+    names = ("id", "lease_token", "queue", "type", "limit_key", "group_key", "weight")
+    return [
+        *(jobs.c[name] for name in names),
         *(jobs.c[name] for name in ("attempt", "max_attempts", "timeout")),
         *(jobs.c[name] for name in ("created_at", "started_at")),
         # As text: a row whose arguments cannot be decoded must fail alone, not spoil the claim.
         backend.text_of(jobs.c.args).label("args"),
+        backend.text_of(jobs.c.checkpoint).label("checkpoint"),
     ]
-    conditions = [*ready.conditions(backend), not_paused(backend)]
-    rows = backend.claim(connection, takes, conditions, values, columns)
-    return [_claimed(row, owner) for row in rows]
+
+
+def claimed_from(row: Any, owner: str) -> Claimed:
+    """Return the claimed job of a row with `claim_columns`."""
+    return Claimed(
+        lease=Lease(row.id, owner, row.lease_token),
+        queue=row.queue,
+        type=row.type,
+        limit_key=row.limit_key,
+        args=row.args,
+        group_key=row.group_key,
+        weight=row.weight,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        timeout=row.timeout,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        checkpoint=row.checkpoint,
+    )
 
 
 def renew_once(
-    connection: Connection, backend: Backend, leases: Sequence[Lease], ttl: float
+    connection: Connection,
+    backend: Backend,
+    leases: Sequence[Lease],
+    ttl: float,
+    progress: Mapping[Lease, Encoded] = NOTHING,
 ) -> Renewal:
     """Extend leases by `ttl` seconds from now; says which are lost and which are to be cancelled.
 
     Rows that another transaction holds are skipped: waiting for one would let all others expire.
+    What handlers have reported of their `progress` goes with it.
     """
     jobs = backend.tables.jobs
     # A handler that was given up may still be here when its job comes back.
@@ -137,7 +188,48 @@ def renew_once(
     _extend(connection, backend, [lease.job_id for lease in renewal.renewed], ttl)
     renewal.held = still_ours(connection, backend, list(by_id.values()))
     renewal.lost |= set(by_id.values()) - renewal.held
+    reported = {lease: value for lease, value in progress.items() if lease in renewal.renewed}
+    store_progress(connection, backend, reported)
     return renewal
+
+
+def store_progress(
+    connection: Connection, backend: Backend, progress: Mapping[Lease, Encoded]
+) -> None:
+    """Store how far locked jobs are."""
+    if not progress:
+        return
+    jobs = backend.tables.jobs
+    value = bindparam("new_progress", type_=jobs.c.progress.type)
+    statement = update(jobs).where(fence(backend.tables)).values(progress=value)
+    rows = [
+        {**fence_values(Locked(lease.job_id, lease.owner, lease.token)), "new_progress": text}
+        for lease, text in sorted(progress.items(), key=lambda item: item[0].job_id)
+    ]
+    connection.execute(statement, rows)
+
+
+def completed_among(
+    connection: Connection, backend: Backend, leases: Collection[Lease]
+) -> dict[Lease, State]:
+    """Return the leases that `completion.py` has ended, with the states that it gave their jobs.
+
+    Nothing else leaves a job done, or waiting without an error, under a token still the lease's.
+    """
+    jobs = backend.tables.jobs
+    by_id = {lease.job_id: lease for lease in sorted(leases, key=lambda lease: lease.token)}
+    found: dict[Lease, State] = {}
+    for chunk in chunked(list(by_id), 500):
+        query = select(jobs.c.id, jobs.c.lease_token, jobs.c.state).where(
+            jobs.c.id.in_(chunk),
+            ~jobs.c.in_flight,
+            jobs.c.state.in_([State.DONE, State.WAITING]),
+            jobs.c.error.is_(None),
+        )
+        for row in connection.execute(query):
+            if row.lease_token == by_id[row.id].token:
+                found[by_id[row.id]] = State(row.state)
+    return found
 
 
 def still_ours(connection: Connection, backend: Backend, leases: Collection[Lease]) -> set[Lease]:
@@ -225,19 +317,3 @@ def _filled_in(
         typed = {name: literal(value, column.type) for name, value in defaults.items()}
         fallback = case(typed, value=type_column)
     return func.coalesce(column, fallback, type_=column.type)
-
-
-def _claimed(row: Any, owner: str) -> Claimed:
-    return Claimed(
-        lease=Lease(row.id, owner, row.lease_token),
-        queue=row.queue,
-        type=row.type,
-        args=row.args,
-        group_key=row.group_key,
-        weight=row.weight,
-        attempt=row.attempt,
-        max_attempts=row.max_attempts,
-        timeout=row.timeout,
-        created_at=row.created_at,
-        started_at=row.started_at,
-    )

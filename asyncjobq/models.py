@@ -33,7 +33,15 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 from asyncjobq.column_types import JsonText, Key, LongText, UtcDateTime
 from asyncjobq.ddl import MYSQL, Flag, JobId, partial_index, reference
 from asyncjobq.errors import ConfigurationError
-from asyncjobq.satellites import AttemptColumns, PauseColumns, ScheduleColumns, SchemaVersionColumns
+from asyncjobq.satellites import (
+    AttemptColumns,
+    GroupColumns,
+    LimitColumns,
+    PauseColumns,
+    PermitColumns,
+    ScheduleColumns,
+    SchemaVersionColumns,
+)
 from asyncjobq.states import State
 
 SCHEMA_VERSION: Final = 1
@@ -193,7 +201,35 @@ class PauseRow(PauseColumns, Base):
     __tablename__ = "job_pauses"
 
 
-_MODELS: Final = (JobRow, JobDepRow, SchemaVersionRow, AttemptRow, ScheduleRow, PauseRow)
+class LimitRow(LimitColumns, Base):
+    """The level of one limit."""
+
+    __tablename__ = "job_limits"
+
+
+class PermitRow(PermitColumns, Base):
+    """One job that runs under a limit of concurrency."""
+
+    __tablename__ = "job_permits"
+
+
+class GroupRow(GroupColumns, Base):
+    """The weight of one group."""
+
+    __tablename__ = "job_groups"
+
+
+_MODELS: Final = (
+    JobRow,
+    JobDepRow,
+    SchemaVersionRow,
+    AttemptRow,
+    ScheduleRow,
+    PauseRow,
+    LimitRow,
+    PermitRow,
+    GroupRow,
+)
 
 
 def in_state(jobs: FromClause, state: State) -> ColumnElement[bool]:
@@ -218,11 +254,24 @@ class Tables:
     attempts: Table
     schedules: Table
     pauses: Table
+    limits: Table
+    permits: Table
+    groups: Table
 
     @property
     def all(self) -> list[Table]:
         """All of them, referenced ones first."""
-        return [self.version, self.jobs, self.deps, self.attempts, self.schedules, self.pauses]
+        return [
+            self.version,
+            self.jobs,
+            self.deps,
+            self.attempts,
+            self.schedules,
+            self.pauses,
+            self.limits,
+            self.permits,
+            self.groups,
+        ]
 
     def jobs_as(self, name: str) -> FromClause:
         """Return the jobs under another name in a query; kept, for making one costs 40 columns."""

@@ -57,8 +57,8 @@ class JobOptions:
         if self.queue == "":
             raise InvalidJobError("queue must not be empty.")
         # Shares that differ by more would be lost in the rounding of virtual times.
-        _check_number("weight", self.weight, low=1e-3, high=1e6)
-        _check_number("cost", self.cost, low=0)
+        check_number("weight", self.weight, low=1e-3, high=1e6)
+        check_number("cost", self.cost, low=0)
         _check_integer("priority", self.priority, low=-(2**31))
         if self.max_attempts is not None:
             _check_integer("max_attempts", self.max_attempts, low=1)
@@ -97,6 +97,7 @@ class JobSpec(Generic[R]):
     args: dict[str, Any] = field(default_factory=dict)
     chosen: JobOptions = field(default_factory=JobOptions)
     default_queue: str | None = None
+    limit_key: str = ""
 
     def __post_init__(self) -> None:
         check_text("type", self.type, 128)
@@ -185,7 +186,8 @@ def check_text(option: str, value: Any, longest: int, *, optional: bool = False)
         raise InvalidJobError(f"{option}={value!r} has characters that databases do not store.")
 
 
-def _check_number(option: str, value: Any, *, low: float, high: float = float("inf")) -> None:
+def check_number(option: str, value: Any, *, low: float, high: float = float("inf")) -> None:
+    """Raise InvalidJobError unless this is a finite number within these bounds."""
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not low <= value <= high or value == float("inf"):
         bound = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"

@@ -15,7 +15,7 @@ from asyncjobq.states import Kind, State
 
 
 def conditions(backend: Backend) -> list[ColumnElement[bool]]:
-    """Return the five conditions under which a job may be leased.
+    """Return the six conditions under which a job may be leased.
 
     State keeps the query cheap: one index holds nothing but ready jobs. The others keep it true,
     whatever a wrong write elsewhere has left in `state`.
@@ -29,6 +29,7 @@ def conditions(backend: Backend) -> list[ColumnElement[bool]]:
         jobs.c.kind == Kind.JOB,
         or_(jobs.c.run_after.is_(None), jobs.c.run_after <= now),
         or_(jobs.c.lease_expires.is_(None), jobs.c.lease_expires <= now),
+        not_paused(backend),
     ]
 
 

@@ -92,3 +92,52 @@ class PauseColumns:
     paused_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
     __table_args__ = (MYSQL,)
+
+
+class LimitColumns:
+    """The level of one limit for one value of its key, and what was set at runtime."""
+
+    __tablename__: str
+
+    id: Mapped[int] = mapped_column(JobId, primary_key=True, autoincrement=True)
+    name: Mapped[str] = mapped_column(Key(64))
+    value: Mapped[str] = mapped_column(Key(255))
+    # Tokens left, or cost spent in the window that began at `moment`.
+    level: Mapped[float | None] = mapped_column(Double)
+    moment: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    # What `set_limit` said, in the row whose value is ''; NULL: as in the code.
+    amount: Mapped[float | None] = mapped_column(Double)
+    per: Mapped[float | None] = mapped_column(Double)
+    burst: Mapped[int | None] = mapped_column(Integer)
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        return (
+            # The rows of the limits of a claim (permits.py).
+            Index(f"{cls.__tablename__}_name", "name", "value", unique=True),
+            MYSQL,
+        )
+
+
+class PermitColumns:
+    """One job that runs under a limit of concurrency; it is over when the job's lease is."""
+
+    __tablename__: str
+
+    limit_id: Mapped[int] = mapped_column(JobId, primary_key=True, autoincrement=False)
+    job_id: Mapped[int] = mapped_column(JobId, primary_key=True, autoincrement=False)
+    token: Mapped[int] = mapped_column(BigInteger)
+
+    __table_args__ = (MYSQL,)
+
+
+class GroupColumns:
+    """The weight of a group, as it was set at runtime."""
+
+    __tablename__: str
+
+    group_key: Mapped[str] = mapped_column(Key(255), primary_key=True)
+    weight: Mapped[float] = mapped_column(Double)
+
+    __table_args__ = (MYSQL,)

@@ -45,6 +45,7 @@ class Slots:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.on_return: Callable[[float], None] = lambda delay: None
         self.on_free: Callable[[], None] = lambda: None
+        self.on_slot_free: Callable[[Claimed], None] = lambda job: None
         self._settings = settings
         self._share = share
         self._heartbeat = heartbeat
@@ -74,14 +75,19 @@ class Slots:
         """Start no job from now on."""
         self._closed = True
 
-    def start(self, job: Claimed, handler: AnyHandler, leased_at: float) -> None:
-        """Run a job that was leased not before `leased_at` by the monotonic clock."""
+    def start(
+        self, job: Claimed, handler: AnyHandler, leased_at: float, weight: float | None = None
+    ) -> None:
+        """Run a job that was leased not before `leased_at` by the monotonic clock.
+
+        Its group is charged by `weight`, or else by the job's own.
+        """
         grace = min(5.0, self._settings.lease_ttl / 3)
         most = self._settings.max_result_bytes
         run = JobRun(job, handler, self._context(job), self._threads, grace, most)
         self._held[job.queue] += 1
         self._heartbeat.add(run, leased_at)
-        charge = self._share.start(job.group_key, job.weight)
+        charge = self._share.start(job.group_key, job.weight if weight is None else weight)
         if self._closed:  # claimed by a transaction that was under way
             run.stop(Stop.INTERRUPTED)
         task = asyncio.create_task(self._job(run, charge), name=f"asyncjobq {job.lease.job_id}")
@@ -122,12 +128,14 @@ class Slots:
         try:
             outcome = await run.outcome()
             if outcome.ending is not Ending.LEASE_LOST:
-                state = await self._writer.write(Finished(lease, outcome))
+                told, completing = run.context.reported.pending, run.context.completing
+                state = await self._writer.write(Finished(lease, outcome, told, completing))
                 self._note(run.claimed, outcome, state)
         finally:
             self._heartbeat.remove(lease)
             self._held[run.claimed.queue] -= 1
             self._share.finish(charge, monotonic() - begun)
+            self.on_slot_free(run.claimed)
             self.on_free()
 
     def _note(self, job: Claimed, outcome: Outcome, state: State | None) -> None:
@@ -137,7 +145,10 @@ class Slots:
                 "The outcome of job %s (%s, attempt %s) is refused: its lease was lost.", *place
             )
             return
-        if outcome.error:
+        if outcome.error and state is State.DONE:
+            reason = outcome.summary or outcome.error.splitlines()[0]
+            logger.warning("Job %s (%s, attempt %s) was completed already when: %s", *place, reason)
+        elif outcome.error:
             ending = outcome.ending.replace("_", " ")
             reason = outcome.summary or outcome.error.splitlines()[0]
             logger.warning("Job %s (%s, attempt %s) %s: %s", *place, ending, reason)
@@ -157,4 +168,5 @@ class Slots:
             deadline=None if endless else job.started_at + timedelta(seconds=job.timeout),
             lease=LeaseRef(job.lease.job_id, job.lease.owner, job.lease.token),
             services=self._services,
+            stored_checkpoint=job.checkpoint,
         )

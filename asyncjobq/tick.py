@@ -16,8 +16,11 @@ from asyncjobq.fairshare import FairShare
 from asyncjobq.firing import FIRE_PAUSE, Firing
 from asyncjobq.handlers import AnyHandler, Handlers
 from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
+from asyncjobq.limited import LimitedClaim, claim_limited_once
+from asyncjobq.limiter import Limiter
 from asyncjobq.options import UNSET
 from asyncjobq.pauses import NOTHING, closed_lanes
+from asyncjobq.permits import make_rows
 from asyncjobq.ready import Chores, LaneCursor, count_open, look_once, promote_once
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep, settle_once
@@ -40,6 +43,7 @@ class Tick:
         settings: Settings,
         share: FairShare,
         slots: Slots,
+        limiter: Limiter,
     ) -> None:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.chores_at = 0.0
@@ -52,6 +56,8 @@ class Tick:
         self._settings = settings
         self._share = share
         self._slots = slots
+        self._limiter = limiter
+        self._again = False
         self._lanes = LaneCursor(tuple(settings.queues), handlers.types)
         self._defaults = _defaults(handlers, settings)
 
@@ -59,13 +65,14 @@ class Tick:
 
     async def claim_once(self) -> int:
         """Fill the free slots as far as there are jobs; returns how many were started."""
+        await self._limiter.ask()
         started = 0
         in_the_middle = self._lanes.cut  # of a round that an earlier call began
         while self._slots.free > 0:
             lanes = await self._database.read(self._scan)
             claimed = await self._claim_from(lanes)
             started += claimed
-            if claimed or self._lanes.cut:
+            if claimed or self._lanes.cut or self._again:
                 continue
             if not in_the_middle:
                 break
@@ -79,9 +86,11 @@ class Tick:
 
     async def _claim_from(self, lanes: list[Lane]) -> int:
         """Claim from these lanes until they are empty or the slots are full."""
-        total = 0
-        while lanes and self._slots.free > 0:
-            takes = self._share.allocate(lanes, self._slots.free_by_queue, self._slots.free)
+        total, self._again = 0, False
+        while (lanes := self._limiter.open(lanes)) and self._slots.free > 0:
+            takes = self._share.allocate(
+                lanes, self._slots.free_by_queue, self._slots.free, self._limiter.is_limited
+            )
             if not takes:
                 break
             claimed = await self._claim(takes)
@@ -90,16 +99,33 @@ class Tick:
         return total
 
     async def _claim(self, takes: list[Take]) -> list[Claimed]:
-        backend, settings = self._database.backend, self._settings
         leased_at = monotonic()
-        claimed = await self._database.run(
-            lambda c: claim_once(
-                c, backend, settings.worker_id, takes, settings.lease_ttl, self._defaults
-            )
-        )
-        for job in claimed:
-            self._slots.start(job, self._handlers[job.type], leased_at)
-        return claimed
+        plain, limited = self._limiter.parted(takes)
+        claim = await self._database.run(lambda c: self._claim_in(c, plain, limited))
+        self._limiter.note(claim)
+        self._again |= claim.rekeyed
+        if claim.missing:
+            backend, missing = self._database.backend, claim.missing
+            await self._database.run(lambda c: make_rows(c, backend, missing))
+            self._again = True
+        weights = {lane.group_key: lane.head_weight for take in takes for lane in take.lanes}
+        for job in claim.claimed:
+            handler = self._handlers[job.type]
+            self._slots.start(job, handler, leased_at, weights.get(job.group_key))
+        return claim.claimed
+
+    def _claim_in(
+        self, connection: Connection, plain: list[Take], limited: list[Take]
+    ) -> LimitedClaim:
+        backend, settings = self._database.backend, self._settings
+        owner, ttl, defaults = settings.worker_id, settings.lease_ttl, self._defaults
+        result = LimitedClaim()
+        if limited:
+            rules = self._limiter.rules
+            result = claim_limited_once(connection, backend, owner, limited, ttl, defaults, rules)
+        if plain:
+            result.claimed += claim_once(connection, backend, owner, plain, ttl, defaults)
+        return result
 
     # -- chores ---------------------------------------------------------------------------------
 
@@ -197,14 +223,12 @@ def _not_exhausted(
     lanes: Sequence[Lane], takes: Sequence[Take], claimed: Sequence[Claimed]
 ) -> list[Lane]:
     """Return the lanes that gave as much as was asked of them, or were not asked."""
-    got = Counter((job.queue, job.group_key) for job in claimed)
-    short = {
-        (lane.queue, lane.group_key)
-        for take in takes
-        for lane in take.lanes
-        if got[lane.queue, lane.group_key] < take.count
-    }
-    return [lane for lane in lanes if (lane.queue, lane.group_key) not in short]
+    got = Counter((job.queue, job.type, job.limit_key, job.group_key) for job in claimed)
+    short: set[Lane] = set()
+    for take in takes:
+        if sum(got[lane.place] for lane in take.lanes) < take.count:
+            short.update(take.lanes)
+    return [lane for lane in lanes if lane not in short]
 
 
 def _defaults(handlers: Handlers, settings: Settings) -> Defaults:

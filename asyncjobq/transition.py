@@ -105,6 +105,7 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     if over:
         values = [_end_values(end, neighboured) for end in over]
         connection.execute(guarded.values(_end(backend)), values)
+        backend.notify_ended(connection)
     if waiting:
         connection.execute(guarded.values(_wait(backend)), [_wait_values(end) for end in waiting])
     return Ended(frozenset(parents), bool(neighboured or parents))
@@ -125,6 +126,7 @@ def end_unsettled(
     else:
         ids = {end.row.id for end in ends}
         connection.execute(guarded.values(_end(backend)), [_end_values(end, ids) for end in ends])
+        backend.notify_ended(connection)
 
 
 def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Return]) -> None:

@@ -16,6 +16,8 @@ from asyncjobq.errors import DatabaseUnavailableError
 from asyncjobq.fairshare import FairShare
 from asyncjobq.handlers import Handlers
 from asyncjobq.heartbeat import Heartbeat
+from asyncjobq.limit_rules import LimitRules
+from asyncjobq.limiter import Limiter
 from asyncjobq.retention import Retention
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Sweep
@@ -35,7 +37,12 @@ class Worker:
     """One worker: made for one call of `serve`, on the running loop."""
 
     def __init__(
-        self, database: Database, handlers: Handlers, settings: Settings, services: Services
+        self,
+        database: Database,
+        handlers: Handlers,
+        settings: Settings,
+        services: Services,
+        rules: LimitRules,
     ) -> None:
         self.settings = settings
         self.ended: Counter[State] = Counter()
@@ -52,7 +59,9 @@ class Worker:
         share = FairShare()
         self._slots = Slots(settings, share, self._heartbeat, self._writer, services)
         self._slots.on_free = self._wake.ring_here
-        self._tick = Tick(database, handlers, settings, share, self._slots)
+        self._limiter = Limiter(rules, settings.poll_interval, self._wake.ring_here)
+        self._slots.on_slot_free = self._limiter.ended
+        self._tick = Tick(database, handlers, settings, share, self._slots, self._limiter)
         self._slots.on_end = self._tick.on_end = self._note_end
         self._slots.on_return = self._tick.expect_due
         self._retention = Retention(database, settings.retention)
@@ -69,6 +78,7 @@ class Worker:
             if await self._until_answered(check):
                 await self._work()
         finally:
+            self._limiter.close()
             self._wake.close()
             self.stopped.set()
 
@@ -143,9 +153,10 @@ class Worker:
             self.stop()
             return
         due = max(0.0, self._tick.chores_at - monotonic())
-        await self._wake.sleep(min(self.settings.poll_interval, due))
+        await self._wake.sleep(min(self.settings.poll_interval, due, self._limiter.opens_in))
         if self._wake.take_news():
             self._tick.chores_at = 0.0
+            self._limiter.told()
 
     async def _is_idle(self) -> bool:
         return await self._tick.is_idle(scheduled=self._waits_for_scheduled)

@@ -78,6 +78,7 @@ class OutcomeWriter:
             elif not future.done():
                 waits = item.lease.job_id in written.waiting
                 state = State.WAITING if waits else item.outcome.state
+                state = written.completed.get(item.lease, state)
                 future.set_result(None if item.lease in lost else state)
         if written.unsettled:
             self.unsettled.set()
@@ -105,6 +106,7 @@ class OutcomeWriter:
             total.written += one.written
             total.lost += one.lost
             total.held += one.held
+            total.completed |= one.completed
             total.waiting |= one.waiting
             total.unsettled |= one.unsettled
         return total

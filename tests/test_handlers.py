@@ -14,6 +14,7 @@ from asyncjobq.backoff import constant, exponential, none
 from asyncjobq.context import JobContext
 from asyncjobq.errors import ArgumentsError, HandlerError
 from asyncjobq.handlers import HandlerOptions, Handlers
+from asyncjobq.limits import Concurrency
 from asyncjobq.options import NO_TIMEOUT, UNSET
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 HTTP = Injected()
+GPU = Concurrency("gpu", 2)
 
 
 @pytest.fixture
@@ -44,14 +46,14 @@ class TestRegistration:
         assert handlers.find("resize") is resize
 
     def test_called_with_options(self, handlers: Handlers) -> None:
-        @handlers.handler(timeout=timedelta(minutes=1), max_attempts=2, queue="media", limits=["x"])
+        @handlers.handler(timeout=timedelta(minutes=1), max_attempts=2, queue="media", limits=[GPU])
         def resize(path: str) -> int:
             return len(path)
 
         assert resize.type == "resize"
         assert resize.options.timeout == 60
         assert resize.options.max_attempts == 2
-        assert resize.options.limits == ("x",)
+        assert resize.options.limits == (GPU,)
         assert resize.job("a").queue == "media"
 
     def test_name_and_aliases(self, handlers: Handlers) -> None:
@@ -108,6 +110,7 @@ class TestRegistration:
             ({"queue": ""}, "queue must not be empty"),
             ({"queue": "q" * 65}, "queue may have 64 characters"),
             ({"limits": 3}, "limits takes a tuple"),
+            ({"limits": ["gpu"]}, "limits takes Concurrency, RateLimit, Budget or Capacity"),
             ({"aliases": "old"}, "aliases takes a tuple"),
             ({"aliases": [""]}, "type must not be empty"),
             ({"timout": 3}, "Unknown handler option 'timout'; the options are timeout, "),

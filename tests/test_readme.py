@@ -47,7 +47,7 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, control, recurring, transaction = SNIPPETS[1:6]
+    handlers, graphs, control, recurring, transaction, long_jobs = SNIPPETS[1:7]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -71,12 +71,16 @@ async def test_handlers_and_transactions(
     states += ["ready", "ready"]
     assert [job.state for job in await media.find()] == states
     await media.aclose()
+    await run(long_jobs, namespace)
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines[:2])[1].startswith("done {'done': 3, 'total': 3, 'message': 'rows'} rows=3")
+    assert lines[2] == "rows=3"
 
 
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[6:8]
+    fastapi, aiohttp = SNIPPETS[7:9]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -97,4 +101,4 @@ async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 8
+    assert len(SNIPPETS) == 9

@@ -9,7 +9,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from asyncjobq.backends import mysql, postgresql, sqlite_file
+from asyncjobq.backends import listening, mysql, postgresql, sqlite_file
 from asyncjobq.backends.base import Backend, Database
 from asyncjobq.backends.mysql import MySQLBackend
 from asyncjobq.backends.postgresql import PostgreSQLBackend
@@ -76,7 +76,8 @@ def open_database(
         owns_engine=owns_engine,
         settings=product.session_settings(lease_ttl),
         idle_limit=mysql.idle_limit(lease_ttl) * 0.9 if product is mysql else None,
-        watch=postgresql.listen if backend.listens else None,
+        watch=listening.listen if backend.listens else None,
+        watch_ends=listening.listen_for_ends if backend.listens else None,
         listen_engine=None if listen_url is None else _make_engine(listen_url),
     )
 

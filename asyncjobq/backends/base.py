@@ -24,6 +24,7 @@ from sqlalchemy import (
     insert,
     select,
     type_coerce,
+    update,
 )
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -184,6 +185,9 @@ class Backend(ABC):
         query = select(*columns).where(self.tables.jobs.c.id == job_id)
         return connection.execute(query.with_for_update(key_share=True)).one_or_none()
 
+    def refuse_snapshot(self, connection: Connection, what: str) -> None:  # noqa: B027
+        """Raise ConfigurationError where the transaction's isolation level rules out `what`."""
+
     @abstractmethod
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         """Find lanes that have ready jobs, reading a bounded number of index entries."""
@@ -201,6 +205,27 @@ class Backend(ABC):
 
         Returns `columns` of the claimed rows as they are after the write.
         """
+
+    @abstractmethod
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        """Read, without locks, the ids of the first jobs of each take, and some to spare."""
+
+    def claim_rows(
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        values: Mapping[str, Any],
+        columns: Sequence[ColumnElement[Any]],
+    ) -> list[Row[Any]]:
+        """Write `values` to jobs whose rows are locked; returns `columns` as they are after it."""
+        jobs = self.tables.jobs
+        connection.execute(update(jobs).where(jobs.c.id.in_(ids)).values(values))
+        return list(connection.execute(select(*columns).where(jobs.c.id.in_(ids))))
 
     @abstractmethod
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -223,6 +248,9 @@ class Backend(ABC):
 
     def notify(self, connection: Connection, topic: str) -> None:  # noqa: B027  nothing by default
         """Wake listeners of other processes when this transaction commits."""
+
+    def notify_ended(self, connection: Connection) -> None:  # noqa: B027  nothing by default
+        """Tell those who wait for the ends of jobs when this transaction commits."""
 
     def fault_of(self, error: BaseException) -> Fault:
         """Classify a database error by its code."""
@@ -283,6 +311,13 @@ class Database(ABC):
         """Call `wake` whenever another process may have written, until cancelled.
 
         Never raises for a database that is away. Returns at once where there is no such signal.
+        """
+
+    @abstractmethod
+    async def watch_ends(self, wake: Callable[[], None], poll_interval: float) -> None:
+        """Call `wake` whenever a job may have ended in another process, until cancelled.
+
+        Otherwise like `watch`.
         """
 
     @abstractmethod

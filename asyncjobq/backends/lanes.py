@@ -11,6 +11,9 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Row,
+    Select,
+    Table,
+    func,
     literal,
     select,
     union_all,
@@ -28,16 +31,26 @@ def head_columns(jobs: FromClause) -> list[ColumnElement[Any]]:
     return [jobs.c[name] for name in (*LANE, "priority", "weight")]
 
 
+def weighted(scan: Select[Any], groups: Table) -> Select[Any]:
+    """Return a scan, bounded already, with the weights that were set for its groups."""
+    lane = scan.subquery("scanned")
+    weight = func.coalesce(groups.c.weight, lane.c.weight).label("weight")
+    joined = lane.outerjoin(groups, groups.c.group_key == lane.c.group_key)
+    return select(*(lane.c[name] for name in (*LANE, "priority")), weight).select_from(joined)
+
+
 def page(rows: Sequence[Row[Any]], scan: LaneScan) -> LanePage:
-    """Return the lanes of these rows, the first row of each, without those scanned before."""
+    """Return the lanes of these rows in order, each by its first, but none scanned before."""
     found: dict[tuple[str, ...], Lane] = {}
     for row in rows:
         place = (row.queue, row.type, row.limit_key, row.group_key)
         lane = Lane(*place, row.priority, row.weight)
-        found.setdefault(lane.place, lane)
+        known = found.setdefault(lane.place, lane)
+        if lane.head_priority < known.head_priority:
+            found[lane.place] = lane
     for lane in scan.after:
         found.pop(lane.place, None)
-    return LanePage(list(found.values()), len(rows) >= scan.bound)
+    return LanePage(sorted(found.values(), key=lambda lane: lane.place), len(rows) >= scan.bound)
 
 
 def _starts(scan: LaneScan) -> list[tuple[str, str, str, str]]:

@@ -24,7 +24,6 @@ from sqlalchemy import (
     or_,
     select,
     text,
-    update,
 )
 from sqlalchemy.dialects.mysql import insert as insert_or
 
@@ -75,7 +74,8 @@ class MySQLBackend(Backend):
             return slice_
         # A few lanes with many jobs each: jump from lane to lane.
         rest = LaneScan(scan.queues, scan.types, scan.bound, (slice_.lanes[-1],))
-        rows = connection.execute(_loose(self.tables.jobs, rest)).all()
+        found = lanes.weighted(_loose(self.tables.jobs, rest), self.tables.groups)
+        rows = connection.execute(found).all()
         return LanePage(slice_.lanes + lanes.page(rows, rest).lanes, len(rows) >= rest.bound)
 
     def _slice(self, connection: Connection, scan: LaneScan) -> LanePage:
@@ -88,7 +88,8 @@ class MySQLBackend(Backend):
         query = select(*lanes.head_columns(jobs)).where(_in_range(jobs, scan))
         query = query.with_hint(jobs, hint).limit(scan.bound)
         order = (*(jobs.c[name] for name in LANE), jobs.c.priority, jobs.c.id)
-        rows = connection.execute(query.order_by(*order)).all()
+        found = lanes.weighted(query.order_by(*order), self.tables.groups)
+        rows = connection.execute(found).all()
         return LanePage(lanes.page(rows, scan).lanes, len(rows) >= scan.bound)
 
     @property
@@ -103,20 +104,24 @@ class MySQLBackend(Backend):
         values: Mapping[str, Any],
         columns: Sequence[ColumnElement[Any]],
     ) -> list[Row[Any]]:
-        jobs = self.tables.jobs
-        hint = f"FORCE INDEX ({self._ready_index})"
-        groups = lanes.first_candidates(
-            connection, self.tables, takes, conditions, spare=3, hint=hint
-        )
+        groups = self.candidates(connection, takes, conditions)
         claimed = [
             job_id
             for take, candidates in zip(takes, groups, strict=True)
             for job_id in self._lock_first(connection, candidates, take.count, conditions)
         ]
-        if not claimed:
-            return []
-        connection.execute(update(jobs).where(jobs.c.id.in_(claimed)).values(values))
-        return list(connection.execute(select(*columns).where(jobs.c.id.in_(claimed))))
+        return self.claim_rows(connection, claimed, values, columns) if claimed else []
+
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        hint = f"FORCE INDEX ({self._ready_index})"
+        return lanes.first_candidates(
+            connection, self.tables, takes, conditions, spare=3, hint=hint
+        )
 
     def _lock_first(
         self,

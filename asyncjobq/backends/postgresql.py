@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from math import inf
 from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
@@ -35,20 +34,14 @@ from sqlalchemy.dialects.postgresql import insert as insert_or
 
 from asyncjobq.backends import lanes
 from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take
-from asyncjobq.backends.servers import ServerDatabase
-from asyncjobq.backoff import outage_delays
 from asyncjobq.clock import monotonic
 from asyncjobq.column_types import JsonText
-from asyncjobq.errors import UnsupportedDatabaseError
+from asyncjobq.errors import ConfigurationError, UnsupportedDatabaseError
 from asyncjobq.models import LANE, Tables, in_state
 from asyncjobq.states import State
 from asyncjobq.transactions import Fault
 
-logger = logging.getLogger("asyncjobq.wake")
-
 OLDEST: Final = 120_000
-PROBE_INTERVAL: Final = 10.0
-PROBE_TIMEOUT: Final = 5.0
 
 
 class PostgreSQLBackend(Backend):
@@ -77,8 +70,18 @@ class PostgreSQLBackend(Backend):
     def locking_all(self, query: Select[Any]) -> Select[Any]:
         return query.with_for_update(skip_locked=True, of=self.tables.jobs)
 
+    def refuse_snapshot(self, connection: Connection, what: str) -> None:
+        level = connection.get_isolation_level()
+        if level in ("REPEATABLE READ", "SERIALIZABLE"):
+            raise ConfigurationError(
+                f"{what} does not work in a transaction at {level}: the renewals of the job's "
+                "lease meanwhile make PostgreSQL refuse it. Use READ COMMITTED for this session, "
+                'first of all by await session.connection(execution_options={"isolation_level": '
+                '"READ COMMITTED"}).'
+            )
+
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
-        rows = connection.execute(_lanes(self.tables.jobs), lanes.starts_as_arrays(scan)).all()
+        rows = connection.execute(_lanes(self.tables), lanes.starts_as_arrays(scan)).all()
         return lanes.page(rows, scan)
 
     def claim(
@@ -96,6 +99,14 @@ class PostgreSQLBackend(Backend):
         first = func.array(_first_of_each(jobs, conditions).scalar_subquery())
         statement = update(jobs).where(jobs.c.id == any_(first)).values(values)
         return list(connection.execute(statement.returning(*columns), _arrays(takes)))
+
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        return lanes.first_candidates(connection, self.tables, takes, conditions, spare=3)
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         jobs = self.tables.jobs
@@ -115,8 +126,17 @@ class PostgreSQLBackend(Backend):
     ) -> None:
         connection.execute(insert_or(table).on_conflict_do_nothing(), list(rows))
 
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(tables)
+        self.awaited_until = inf
+        """Until when somebody may wait for ends, by the monotonic clock; see `listening.py`."""
+
     def notify(self, connection: Connection, topic: str) -> None:
         connection.execute(select(func.pg_notify(channel(self.tables), topic)))
+
+    def notify_ended(self, connection: Connection) -> None:
+        if monotonic() < self.awaited_until:
+            connection.execute(select(func.pg_notify(channel_of_ends(self.tables), "")))
 
     def _fault_of_code(self, cause: BaseException) -> Fault:
         code = str(getattr(cause, "sqlstate", "") or getattr(cause, "pgcode", "") or "")
@@ -148,9 +168,15 @@ def channel(tables: Tables) -> str:
     return f"asyncjobq_{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
+def channel_of_ends(tables: Tables) -> str:
+    """Return the LISTEN channel that tells of the ends of jobs."""
+    return f"{channel(tables)}_ended"
+
+
 @lru_cache
-def _lanes(jobs: Table) -> Select[Any]:
+def _lanes(tables: Tables) -> Select[Any]:
     """Walk the index of ready jobs from lane to lane, one look-up each; LIMIT ends the walk."""
+    jobs = tables.jobs
     start = (
         func.unnest(*(cast(bindparam(f"{name}_array"), ARRAY(Text)) for name in LANE))
         .table_valued(*LANE)
@@ -175,7 +201,7 @@ def _lanes(jobs: Table) -> Select[Any]:
 
     lane = step(start, operator.ge).cte("lane", recursive=True)
     lane = lane.union_all(step(lane, operator.gt))
-    return select(lane).limit(bindparam("bound", type_=Integer))
+    return lanes.weighted(select(lane).limit(bindparam("bound", type_=Integer)), tables.groups)
 
 
 def _first_of_each(jobs: Table, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
@@ -237,49 +263,6 @@ def _element_type(column: ColumnElement[Any]) -> Any:
 
 def _typed(value: ColumnElement[Any], column: ColumnElement[Any]) -> ColumnElement[Any]:
     return cast(value, JSON) if isinstance(column.type, JsonText) else value
-
-
-async def listen(database: ServerDatabase, wake: Callable[[], None], poll_interval: float) -> None:
-    """LISTEN on a connection of its own, for ever: reconnect, probe, and wake after each gap."""
-    delays = outage_delays()
-    while True:
-        begun = monotonic()
-        try:
-            await _listen_once(database, wake)
-        except Exception as error:
-            if monotonic() - begun > PROBE_INTERVAL:  # it worked for a while
-                delays = outage_delays()
-            delay = next(delays)
-            logger.warning(
-                "LISTEN is interrupted (%s); trying again in %.1f s. Jobs start by polling "
-                "every %g s meanwhile.",
-                error or type(error).__name__,
-                delay,
-                poll_interval,
-            )
-            await asyncio.sleep(delay)
-
-
-async def _listen_once(database: ServerDatabase, wake: Callable[[], None]) -> None:
-    """Listen until the connection ends; raises what ended it."""
-    ended = asyncio.Event()
-    async with database.detached() as connection:
-        connection.add_termination_listener(lambda _: ended.set())
-        await connection.add_listener(channel(database.backend.tables), lambda *_: wake())
-        wake()  # whatever was committed before this moment sent its notification to nobody
-        while not ended.is_set():
-            await _probe(connection, ended)
-    raise ConnectionError("the connection was closed")
-
-
-async def _probe(connection: Any, ended: asyncio.Event) -> None:
-    """Wait a while, then see whether the connection still answers: a cut line is silent."""
-    try:
-        async with asyncio.timeout(PROBE_INTERVAL):
-            await ended.wait()
-    except TimeoutError:
-        async with asyncio.timeout(PROBE_TIMEOUT):
-            await connection.execute("SELECT 1")
 
 
 def session_settings(lease_ttl: float) -> list[str]:

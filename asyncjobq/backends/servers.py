@@ -35,6 +35,7 @@ class ServerDatabase(Database):
         settings: Sequence[str],
         idle_limit: float | None = None,
         watch: Watch | None = None,
+        watch_ends: Watch | None = None,
         listen_engine: AsyncEngine | None = None,
     ) -> None:
         self.engine = engine
@@ -43,6 +44,7 @@ class ServerDatabase(Database):
         self._idle_limit = idle_limit
         self._owns_engine = owns_engine
         self._watch = watch
+        self._watch_ends = watch_ends
         self._listen_engine = listen_engine
         self._sessions = sessions_of(engine)
         self._pool = PerLoop(self._make_engine, self._dispose)
@@ -65,6 +67,10 @@ class ServerDatabase(Database):
     async def watch(self, wake: Callable[[], None], poll_interval: float) -> None:
         if self._watch is not None:
             await self._watch(self, wake, poll_interval)
+
+    async def watch_ends(self, wake: Callable[[], None], poll_interval: float) -> None:
+        if self._watch_ends is not None:
+            await self._watch_ends(self, wake, poll_interval)
 
     @asynccontextmanager
     async def detached(self) -> AsyncIterator[Any]:

@@ -68,10 +68,19 @@ class SQLiteBackend(Backend):
         return query
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
-        if ids:  # take the write lock first: what is read before it may be out of date
-            nothing = update(self.tables.jobs).where(false()).values(settled=True)
-            connection.execute(nothing)
+        if ids:
+            self._take_write_lock(connection)
         return super().read_parents(connection, ids)
+
+    def wait_for_row(
+        self, connection: Connection, job_id: int, columns: Sequence[ColumnElement[Any]]
+    ) -> Row[Any] | None:
+        self._take_write_lock(connection)
+        return super().wait_for_row(connection, job_id, columns)
+
+    def _take_write_lock(self, connection: Connection) -> None:
+        """Lock the file, as others' transactions do: what is read before may be out of date."""
+        connection.execute(update(self.tables.jobs).where(false()).values(settled=True))
 
     def sharing(self, query: Select[Any]) -> Select[Any]:
         return query
@@ -89,10 +98,18 @@ class SQLiteBackend(Backend):
         columns: Sequence[ColumnElement[Any]],
     ) -> list[Row[Any]]:
         jobs = self.tables.jobs
-        ids = lanes.first_candidates(connection, self.tables, takes, conditions, spare=0)
+        ids = self.candidates(connection, takes, conditions)
         claimed = [job_id for group in ids for job_id in group]
         statement = update(jobs).where(jobs.c.id.in_(claimed), *conditions).values(values)
         return list(connection.execute(statement.returning(*columns))) if claimed else []
+
+    def candidates(
+        self,
+        connection: Connection,
+        takes: Sequence[Take],
+        conditions: Sequence[ColumnElement[bool]],
+    ) -> list[list[int]]:
+        return lanes.first_candidates(connection, self.tables, takes, conditions, spare=0)
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         connection.execute(insert(self.tables.jobs), list(rows))
@@ -140,7 +157,7 @@ def _lanes(tables: Tables) -> Select[Any]:
 
     lane = step(start, operator.ge).cte("lane", recursive=True)
     lane = lane.union_all(step(lane, operator.gt))
-    return select(lane).limit(bindparam("bound"))
+    return lanes.weighted(select(lane).limit(bindparam("bound")), tables.groups)
 
 
 def _next_group(tables: Tables, origin: Any, same: Callable[[Any, Any], Any]) -> Any:

@@ -68,6 +68,9 @@ class SQLiteDatabase(Database):
         finally:
             watcher.close()
 
+    async def watch_ends(self, wake: Callable[[], None], poll_interval: float) -> None:
+        await self.watch(wake, poll_interval)
+
     async def close(self) -> None:
         await self._writer.close()
         await self._reader.close()

@@ -16,8 +16,10 @@ from asyncjobq.codec import MAX_BYTES
 from asyncjobq.errors import DatabaseUnavailableError, SchedulerStateError
 from asyncjobq.handlers import Handlers
 from asyncjobq.lifetime import ended, signals_handled
+from asyncjobq.limits import Limit
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
+from asyncjobq.scheduler.limiting import Limiting
 from asyncjobq.scheduler.questions import Questions
 from asyncjobq.scheduler.recurring import Recurring
 from asyncjobq.services import HandlerServices
@@ -29,12 +31,13 @@ from asyncjobq.worker import Worker
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Recurring, Questions, Controls):
+class Scheduler(Limiting, Recurring, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With
     `handlers`, registries that exist without a scheduler. `concurrency` is the number of slots of
-    this worker, `queues` the queues it serves, or a mapping to the slots of each. Durations are
+    this worker, `queues` the queues it serves, or a mapping to the slots of each; `limits` cap all
+    jobs, wherever they run, or those of one queue. Durations are
     seconds or timedeltas: a lease that is not renewed for `lease_ttl` is taken back, due work is
     looked for every `poll_interval` at least, jobs have `stop_timeout` to end when the scheduler
     is stopped, and `default_timeout` in all where neither they nor their handler say otherwise
@@ -51,6 +54,7 @@ class Scheduler(Recurring, Questions, Controls):
         handlers: Iterable[Handlers] = (),
         concurrency: int = 10,
         queues: Iterable[str] | Mapping[str, int] = ("default",),
+        limits: Iterable[Limit] = (),
         lease_ttl: Duration = 30.0,
         poll_interval: Duration = 1.0,
         stop_timeout: Duration = 20.0,
@@ -79,11 +83,13 @@ class Scheduler(Recurring, Questions, Controls):
         )
         self._handlers = Handlers()
         self._registries = tuple(handlers)
+        self._limits = tuple(limits)
+        self._limit_rules()
         self.handler = self._handlers.handler
         self.cron = self._handlers.cron
         self.every = self._handlers.every
         self._worker: Worker | None = None
-        self._waiters = Waiters()
+        self._waiters = Waiters(self._still_open, self._watch_ends, self.settings.poll_interval)
 
     async def serve(self) -> None:
         """Run jobs until `stop()` is called or this call is cancelled.
@@ -141,6 +147,7 @@ class Scheduler(Recurring, Questions, Controls):
         self.stop()
         if self._worker is not None:
             await self._worker.stopped.wait()
+        await self._waiters.close()
         await self._database.close()
 
     async def __aenter__(self) -> Self:
@@ -159,8 +166,10 @@ class Scheduler(Recurring, Questions, Controls):
     def _new_worker(self) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        services = HandlerServices(self._database, self._spec, self.enqueue)
-        worker = Worker(self._database, self._registry(), self.settings, services)
+        most = self.settings.max_result_bytes
+        rules = self._limit_rules()
+        services = HandlerServices(self._database, self._spec, self.enqueue, most, rules)
+        worker = Worker(self._database, self._registry(), self.settings, services, rules)
         worker.on_end = self._waiters.tell
         self._worker = worker
         return worker

@@ -13,6 +13,7 @@ from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Backend, Database
 from asyncjobq.callers import AsyncCaller, in_transaction_of
 from asyncjobq.errors import AsyncJobQError, ConfigurationError, SchemaError
+from asyncjobq.handlers import Handlers
 from asyncjobq.migrations import check_schema, ensure_schema, is_up_to_date
 from asyncjobq.transactions import reason_of
 from asyncjobq.wake import ring_all
@@ -24,6 +25,8 @@ class Access:
     """Opens the transaction in which one function of the path is called."""
 
     _database: Database
+    _handlers: Handlers
+    _registries: tuple[Handlers, ...]
 
     async def create_schema(self) -> None:
         """Create or upgrade the tables; does nothing when they are up to date."""
@@ -45,6 +48,11 @@ class Access:
                 f"The database cannot be used: {reason_of(error)}. Check the URL: its user, "
                 "password, host and database, and what the user is granted."
             ) from error
+
+    def _registry(self) -> Handlers:
+        """Return the handlers, with what was added to their registries meanwhile."""
+        self._handlers.include(*self._registries)
+        return self._handlers
 
     async def _write(
         self, work: Callable[[Connection, Backend], T], session: AsyncCaller | None

@@ -11,8 +11,9 @@ from asyncjobq.callers import AsyncCaller, SyncCaller, in_sync_transaction_of
 from asyncjobq.drafts import Draft
 from asyncjobq.enqueue import insert_drafts, insert_jobs
 from asyncjobq.errors import InvalidJobError
-from asyncjobq.handlers import Handlers
 from asyncjobq.job import Job
+from asyncjobq.limit_rules import LimitRules
+from asyncjobq.limits import Limit
 from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec
 from asyncjobq.scheduler.access import Access
 from asyncjobq.specs import as_spec, checked_args
@@ -25,8 +26,8 @@ R = TypeVar("R")
 class Enqueuing(Access):
     """Enqueues jobs, checking their arguments where their handler is known."""
 
-    _handlers: Handlers
-    _registries: tuple[Handlers, ...]
+    _limits: tuple[Limit, ...]
+    _rules: LimitRules | None = None
 
     @overload
     async def enqueue(
@@ -133,18 +134,23 @@ class Enqueuing(Access):
     def _checked(self, spec: JobSpec[Any]) -> JobSpec[Any]:
         if not isinstance(spec, JobSpec):
             raise InvalidJobError(f"{spec!r} is not a job; make one with handler.job(...).")
-        handler = self._registry().find(spec.type)
+        rules = self._limit_rules()
+        handler = self._handlers.find(spec.type)
         if handler is None:
             return replace(spec, args=checked_args(spec, None))
         args = checked_args(spec, handler.encode)
-        return replace(spec, args=args, default_queue=spec.default_queue or handler.options.queue)
+        queued = replace(spec, args=args, default_queue=spec.default_queue or handler.options.queue)
+        key = rules.key_of(queued.queue, queued.type, args)
+        return replace(queued, limit_key=key) if key else queued
 
     async def _insert(
         self, specs: Sequence[JobSpec[Any]], session: AsyncCaller | None
     ) -> list[Job[Any]]:
         return await self._write(lambda c, b: insert_jobs(c, b, specs), session)
 
-    def _registry(self) -> Handlers:
-        """Return the handlers, with what was added to their registries meanwhile."""
-        self._handlers.include(*self._registries)
-        return self._handlers
+    def _limit_rules(self) -> LimitRules:
+        """Return the limits of the jobs, made anew when handlers were added."""
+        handlers, known = self._registry(), self._rules
+        if known is None or known.revision != handlers.revision:
+            known = self._rules = LimitRules(self._limits, handlers)
+        return known

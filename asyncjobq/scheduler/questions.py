@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 from asyncjobq import inspection
 from asyncjobq.attempts import Attempt, attempts_of
@@ -13,12 +14,16 @@ from asyncjobq.clock import seconds
 from asyncjobq.graph import Graph, count_below, graph_of
 from asyncjobq.inspection import Filter
 from asyncjobq.job import Job, JobRef, Node, id_of
+from asyncjobq.results import result_of
 from asyncjobq.scheduler.access import Access
 from asyncjobq.settings import Duration, Settings
 from asyncjobq.states import State
-from asyncjobq.waiting import Waiters, result_of
+from asyncjobq.waiting import Waiters
 
 R = TypeVar("R")
+
+AT_A_TIME: Final = 100
+"""Jobs that are read at once; each may have a large result."""
 
 
 class Questions(Access):
@@ -62,12 +67,65 @@ class Questions(Access):
     @overload
     async def wait(self, job: int, /, *, timeout: Duration | None = None) -> Any: ...
     async def wait(self, job: JobRef, /, *, timeout: Duration | None = None) -> Any:
-        """Wait until a job has ended and return its result.
+        """Wait until a job has ended, wherever it runs, and return its result.
 
-        Raises JobFailed, JobCancelled, JobNotFoundError, or TimeoutError when `timeout` is over.
+        Where its handler is known here, models and dataclasses are rebuilt by its return type.
+        Raises JobFailed, JobCancelled, JobNotFoundError, StoredResultError if the stored result no
+        longer fits, or TimeoutError when `timeout` is over. A database that is away is waited for.
         """
         job_id = id_of(job)
-        look = partial(self.get, job_id)
         async with asyncio.timeout(None if timeout is None else seconds(timeout, "timeout")):
-            ended = await self._waiters.until_ended(job_id, look, self.settings.poll_interval)
-        return result_of(ended)
+            while True:
+                with self._waiters.awaiting([job_id]) as awaited:
+                    await awaited.next()
+                ended = await self.get(job_id)
+                if ended.ended:
+                    break
+        handler = self._registry().find(ended.type)
+        return result_of(ended, None if handler is None else handler.results)
+
+    @overload
+    def as_completed(
+        self, jobs: Iterable[Job[R] | Node[R]], /, *, timeout: Duration | None = None
+    ) -> AsyncIterator[Job[R]]: ...
+    @overload
+    def as_completed(
+        self, jobs: Iterable[JobRef], /, *, timeout: Duration | None = None
+    ) -> AsyncIterator[Job[Any]]: ...
+    async def as_completed(
+        self, jobs: Iterable[JobRef], /, *, timeout: Duration | None = None
+    ) -> AsyncIterator[Job[Any]]:
+        """Yield jobs as they end, however they end: `async for job in as_completed(jobs)`.
+
+        Each once, also where it is named twice; those that have ended already come first.
+        `handler.result_of(job)` returns a result as the handler did. Raises TimeoutError when
+        `timeout` is over before the last has ended, and JobNotFoundError.
+        """
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        deadline = None if limit is None else asyncio.get_running_loop().time() + limit
+        missing = [id_of(job) for job in jobs]
+        while missing:  # more than once, should one that had ended be run again meanwhile
+            reopened: list[int] = []
+            with self._waiters.awaiting(missing) as awaited:
+                while True:
+                    async with asyncio.timeout_at(deadline):
+                        job_ids = await awaited.next(most=AT_A_TIME)
+                        found = await self._jobs_of(job_ids)
+                    for job in found:
+                        if job.ended:
+                            yield job
+                    reopened += [job.id for job in found if not job.ended]
+                    if not job_ids:
+                        break
+            missing = reopened
+
+    async def _jobs_of(self, job_ids: list[int]) -> list[Job[Any]]:
+        if not job_ids:
+            return []
+        return await self._read(lambda c, b: inspection.jobs_of(c, b, job_ids), None)
+
+    async def _still_open(self, job_ids: Sequence[int]) -> set[int]:
+        return await self._read(lambda c, b: inspection.open_among(c, b, job_ids), None)
+
+    async def _watch_ends(self, wake: Callable[[], None], poll_interval: float) -> None:
+        await self._database.watch_ends(wake, poll_interval)

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from asyncjobq import Handlers, JobContext, Scheduler, constant
+from asyncjobq import Concurrency, Handlers, JobContext, Limit, RateLimit, Scheduler, constant
 from cases.log import Log
 
 
@@ -45,6 +45,8 @@ class Settings:
     connect_args: dict[str, Any] | None = None
     time_zone: str | None = None
     create_schema: bool = False
+    limit: tuple[str, float] | None = None
+    """A limit of the type `work`: "concurrency" with its number, or "rate" with that per second."""
     start_when: str | None = None
     """A file whose appearance starts the worker, so that several start at one moment."""
 
@@ -81,13 +83,23 @@ def handlers_of(settings: Settings, log: Log) -> Handlers:
     if settings.blocking:
         special["block"] = block
     for name in settings.types:
-        handlers.handler(name, retry=constant(0.0))(special.get(name, work))
+        limits = _limits_of(settings) if name == "work" else []
+        handlers.handler(name, retry=constant(0.0), limits=limits)(special.get(name, work))
     if settings.cron is not None:
         recurring = handlers.cron(
             settings.cron, name="declared", args={"label": "declared"}, catch_up="all"
         )
         recurring(handlers["work"])
     return handlers
+
+
+def _limits_of(settings: Settings) -> list[Limit]:
+    if settings.limit is None:
+        return []
+    kind, amount = settings.limit
+    if kind == "concurrency":
+        return [Concurrency("limit", int(amount))]
+    return [RateLimit("limit", amount, per=1, burst=10)]
 
 
 def scheduler_of(settings: Settings, log: Log) -> Scheduler:

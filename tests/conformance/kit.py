@@ -287,5 +287,6 @@ async def assert_nothing_is_stranded(jobs: Jobs) -> None:
 
 def _clear(connection: Connection, backend: Backend) -> None:
     tables = backend.tables
-    for table in (tables.attempts, tables.pauses, tables.deps, tables.jobs, tables.schedules):
-        connection.execute(delete(table))
+    for table in reversed(tables.all):
+        if table is not tables.version:
+            connection.execute(delete(table))

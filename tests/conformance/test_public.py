@@ -13,9 +13,12 @@ NAMES = [
     "ArgumentsError",
     "AsyncJobQError",
     "Attempt",
+    "Budget",
     "Cancel",
     "Cancelled",
+    "Capacity",
     "CatchUp",
+    "Concurrency",
     "ConfigurationError",
     "Container",
     "CycleError",
@@ -39,9 +42,13 @@ NAMES = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "LeaseLostError",
+    "Limit",
+    "LimitState",
     "Node",
     "ParentError",
     "Pause",
+    "RateLimit",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -52,6 +59,7 @@ NAMES = [
     "SchemaError",
     "Snooze",
     "State",
+    "StoredResultError",
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",
@@ -68,6 +76,7 @@ SCHEDULER = {
     "__init__": (
         "(self, database: 'str | URL | AsyncEngine', *, handlers: 'Iterable[Handlers]' = (), "
         "concurrency: 'int' = 10, queues: 'Iterable[str] | Mapping[str, int]' = ('default',), "
+        "limits: 'Iterable[Limit]' = (), "
         "lease_ttl: 'Duration' = 30.0, poll_interval: 'Duration' = 1.0, "
         "stop_timeout: 'Duration' = 20.0, default_timeout: 'Duration | None' = 3600.0, "
         "max_result_bytes: 'int' = 8000000, "
@@ -86,6 +95,10 @@ SCHEDULER = {
     "attempts": (
         "(self, job: 'JobRef', /, *, limit: 'int' = 1000, session: 'AsyncCaller | None' = None) "
         "-> 'list[Attempt]'"
+    ),
+    "as_completed": (
+        "(self, jobs: 'Iterable[JobRef]', /, *, timeout: 'Duration | None' = None) "
+        "-> 'AsyncIterator[Job[Any]]'"
     ),
     "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
     "cancel_many": (
@@ -145,6 +158,16 @@ SCHEDULER = {
         "queue: 'str | None' = None, group_key: 'str | None' = None, "
         "session: 'AsyncCaller | None' = None) -> 'int'"
     ),
+    "clear_limit": "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
+    "limits": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[LimitState]'",
+    "set_limit": (
+        "(self, name: 'str', amount: 'float', /, *, per: 'float | timedelta | None' = None, "
+        "burst: 'int | None' = None, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
+    "set_weight": (
+        "(self, group_key: 'str', weight: 'float | None', /, *, "
+        "session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
     "run": "(self) -> 'None'",
     "schedules": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[Schedule]'",
     "serve": "(self) -> 'None'",
@@ -159,11 +182,15 @@ SCHEDULER = {
     ),
 }
 
-CONTEXT = {"add_child", "await_", "enqueue", "session", "upstreams"}
+CONTEXT = {"set_cost",
+    "add_child", "await_", "checkpoint", "checkpoint_sync", "complete", "complete_sync",
+    "enqueue", "progress", "session", "upstreams",
+}  # fmt: skip
 CONTEXT_VALUES = {
     "args",
     "attempt",
     "cancel_requested",
+    "checkpointed",
     "deadline",
     "job_id",
     "max_attempts",
@@ -211,7 +238,7 @@ def test_the_registry() -> None:
     }  # fmt: skip
     assert {"cron", "every", "handler"} <= vars(Scheduler("sqlite+aiosqlite:///unused.db")).keys()
     public = {name for name in vars(Handler) if not name.startswith("_")}
-    assert {"job", "encode", "decode"} <= public
+    assert {"job", "encode", "decode", "result_of"} <= public
 
 
 def test_the_context() -> None:

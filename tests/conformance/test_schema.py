@@ -28,6 +28,9 @@ TABLES = {
     "job_attempts",
     "job_schedules",
     "job_pauses",
+    "job_limits",
+    "job_permits",
+    "job_groups",
     "asyncjobq_schema",
 }
 

@@ -30,6 +30,11 @@ class Breakage:
 
 _NOW: Final = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
 _IN: Final = '__import__("datetime").timedelta(seconds=ttl)'
+_ANYBODY: Final = (
+    'Locked(*connection.execute(__import__("sqlalchemy").select(jobs.c.id, jobs.c.lease_owner, '
+    "jobs.c.lease_token).where(jobs.c.id == lease.job_id)).one())"
+)
+"""In place of a lease: whoever has the job."""
 
 BREAKAGES: Final = (
     # -- the fence ------------------------------------------------------------------------------
@@ -88,8 +93,8 @@ BREAKAGES: Final = (
     Breakage(
         "PostgreSQL waits for locked rows",
         "backends/postgresql.py",
-        "key_share=True, skip_locked=True, of=self.tables.jobs",
-        "key_share=True, skip_locked=False, of=self.tables.jobs",
+        "key_share=True, skip_locked=True, of=of)",
+        "key_share=True, skip_locked=False, of=of)",
         ("test_lease.py::TestRenewal::test_goes_round_what_somebody_holds",),
         ("postgresql",),
     ),
@@ -189,8 +194,8 @@ BREAKAGES: Final = (
     Breakage(
         "leases are renewed after the job's deadline",
         "heartbeat.py",
-        "due = [beat for beat in due if not beat.run.overdue]",
-        "due = list(due)",
+        "return not (self.completed or self.run.overdue)",
+        "return not self.completed",
         ("test_heartbeat.py::test_does_not_renew_after_the_deadline_of_the_job",),
     ),
     # -- the end of attempts --------------------------------------------------------------------
@@ -351,9 +356,9 @@ BREAKAGES: Final = (
     ),
     Breakage(
         "a pause is only a hint to the scan",
-        "lease.py",
-        "conditions = [*ready.conditions(backend), not_paused(backend)]",
-        "conditions = [*ready.conditions(backend)]",
+        "ready.py",
+        "        not_paused(backend),\n    ]",
+        "    ]",
         ("test_pause.py::TestClaim::test_takes_nothing_of_it_until_it_is_resumed",),
     ),
     Breakage(
@@ -459,7 +464,7 @@ BREAKAGES: Final = (
     ),
     Breakage(
         "an AUTOCOMMIT connection is taken",
-        "enqueue.py",
+        "callers.py",
         '.get("isolation_level", of_engine) == "AUTOCOMMIT":',
         '.get("isolation_level", of_engine) == "":',
         ("test_callers_refused.py::TestRefused::test_a_connection_without_transactions",),
@@ -482,5 +487,95 @@ BREAKAGES: Final = (
         "pass",
         ("test_wake.py::TestAnIdleScheduler::test_wakes_a_job_that_snoozed",),
         SERVERS,
+    ),
+    # -- what handlers write --------------------------------------------------------------------
+    Breakage(
+        "a checkpoint carries no fence",
+        "checkpoints.py",
+        "fence_values(Locked(lease.job_id, lease.owner, lease.token))",
+        f"fence_values({_ANYBODY})",
+        ("test_checkpoint.py::TestFence::test_of_somebody_else",),
+    ),
+    Breakage(
+        "a checkpoint is not there for the next attempt",
+        "lease.py",
+        "        checkpoint=row.checkpoint,\n",
+        "        checkpoint=None,\n",
+        ("test_checkpoint.py::TestAlone::test_is_seen_by_the_next_attempt",),
+    ),
+    Breakage(
+        "progress carries no fence",
+        "lease.py",
+        "{**fence_values(Locked(lease.job_id, lease.owner, lease.token)),",
+        f"{{**fence_values({_ANYBODY}),",
+        ("test_progress.py::TestFence::test_of_the_write_itself",),
+    ),
+    Breakage(
+        "the last progress is not written",
+        "finalize.py",
+        "    store_progress(connection, backend, progress)\n",
+        "",
+        ("test_progress.py::TestInAWorker::test_the_last_one_is_stored_with_the_end",),
+    ),
+    Breakage(
+        "a completion compares no token",
+        "completion.py",
+        "(row.lease_owner, row.lease_token) != (lease.owner, lease.token)",
+        "row.lease_owner != lease.owner",
+        ("test_complete.py::TestFence::test_of_somebody_else",),
+    ),
+    Breakage(
+        "a completion is left settled",
+        "transition.py",
+        "[_end_values(end, ids) for end in ends]",
+        "[_end_values(end, set()) for end in ends]",
+        ("test_complete.py::TestNeighbours::test_are_told_after_the_commit_by_anybody",),
+    ),
+    Breakage(
+        "a completion sees no children behind its snapshot",
+        "completion.py",
+        "waits = last.has_children and not backend.reads_fresh(connection)",
+        "waits = False",
+        ("test_complete.py::TestNeighbours::test_children_are_waited_for",),
+        backends=MYSQL,
+    ),
+    Breakage(
+        "a completion is tried with a snapshot",
+        "backends/postgresql.py",
+        'if level in ("REPEATABLE READ", "SERIALIZABLE"):',
+        'if level == "SNAPSHOT":',
+        ("test_complete.py::TestTransaction::test_at_each_isolation_level",),
+        backends=("postgresql",),
+    ),
+    Breakage(
+        "a renewal takes a completed job for a lost one",
+        "heartbeat.py",
+        "        renewal.lost -= await self._completed_among(renewal.lost)\n",
+        "",
+        ("test_complete.py::TestInAWorker::test_goes_on_without_a_lease",),
+    ),
+    Breakage(
+        "an outcome after a completion is a lost lease",
+        "finalize.py",
+        "doubtful = [item.lease for item in result.lost if item.completing]",
+        "doubtful: list[Lease] = []",
+        ("test_complete.py::TestOutcome::test_counts_for_nothing",),
+    ),
+    # -- waiting --------------------------------------------------------------------------------
+    Breakage(
+        "ends are told to nobody",
+        "backends/postgresql.py",
+        "if monotonic() < self.awaited_until:",
+        "if monotonic() < 0:",
+        ("test_results.py::TestWait::test_learns_of_the_end_at_once",),
+        backends=("postgresql",),
+    ),
+    Breakage(
+        "nobody says that he waits",
+        "backends/listening.py",
+        "        await announce(connection)\n",
+        "",
+        ("test_results.py::TestWait::test_a_worker_tells_of_ends_while_somebody_waits",),
+        backends=("postgresql",),
     ),
 )

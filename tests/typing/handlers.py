@@ -17,7 +17,9 @@ from typing import Any, assert_type
 from asyncjobq.backoff import constant
 from asyncjobq.context import JobContext
 from asyncjobq.handlers import Handler, Handlers
+from asyncjobq.job import Job
 from asyncjobq.options import JobSpec
+from asyncjobq.scheduler import Scheduler
 
 handlers = Handlers()
 
@@ -125,6 +127,25 @@ def jobs_are_typed(unknown: Any, order: Order) -> None:
     assert_type(first_is_any.job(payload=3, count=3), JobSpec[int])
     assert_type(first_is_object.job(payload=3), JobSpec[int])
     assert_type(with_extra.job(path="a.png", more=3), JobSpec[int])
+
+
+def results_are_typed(job: Job[Any], context: JobContext) -> None:
+    assert_type(bare.result_of(job), dict[str, Any])
+    assert_type(with_context.result_of(job), int)
+    assert_type(only_context.result_of(job), None)
+    assert_type(plain.result_of(job), float)
+    assert_type(plain_with_context.result_of(job), bytes)
+    bare.result_of(1)  # type: ignore[call-overload]
+    context.progress("1")  # type: ignore[arg-type]
+
+
+async def ends_are_typed(scheduler: Scheduler, order: Order) -> None:
+    job = await scheduler.enqueue(named.job(order))
+    assert_type(await scheduler.wait(job), str)
+    async for ended in scheduler.as_completed([job]):
+        assert_type(ended, Job[str])
+    async for any_job in scheduler.as_completed([1, 2]):
+        assert_type(any_job, Job[Any])
 
 
 def wrong_jobs_are_errors() -> None:

@@ -1,0 +1,47 @@
+"""What a handler stores on its way, under the fence of its lease, for the attempt to come."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, update
+
+from asyncjobq.backends.base import Backend
+from asyncjobq.codec import Encoded
+from asyncjobq.errors import LeaseLostError
+from asyncjobq.lease import Lease, completed_among, still_ours
+from asyncjobq.transition import Locked, fence, fence_values
+
+
+def store_checkpoint(
+    connection: Connection, backend: Backend, lease: Lease, value: Encoded
+) -> None:
+    """Store a checkpoint in this transaction, which holds the job's row from here to its end.
+
+    Waits for whoever holds the row. Raises LeaseLostError.
+    """
+    backend.refuse_snapshot(connection, "ctx.checkpoint()")
+    if not _write(connection, backend, lease, value):
+        over = bool(completed_among(connection, backend, [lease]))
+        raise LeaseLostError(lease.job_id, over=over)
+
+
+def checkpoint_once(connection: Connection, backend: Backend, lease: Lease, value: Encoded) -> bool:
+    """Store a checkpoint in a transaction of ours; False if somebody holds the job's row.
+
+    It may be this very handler that holds it, in a session: waiting would be for ever.
+    """
+    jobs = backend.tables.jobs
+    if not backend.lock_rows(connection, [lease.job_id], [jobs.c.id], jobs.c.in_flight):
+        if still_ours(connection, backend, [lease]):
+            return False
+    elif _write(connection, backend, lease, value):
+        return True
+    raise LeaseLostError(lease.job_id, over=bool(completed_among(connection, backend, [lease])))
+
+
+def _write(connection: Connection, backend: Backend, lease: Lease, value: Encoded) -> bool:
+    jobs = backend.tables.jobs
+    new_value = bindparam("new_checkpoint", type_=jobs.c.checkpoint.type)
+    values = {"checkpoint": new_value, "updated_at": backend.now()}
+    fenced = fence_values(Locked(lease.job_id, lease.owner, lease.token))
+    statement = update(jobs).where(fence(backend.tables)).values(values)
+    return connection.execute(statement, {**fenced, "new_checkpoint": value}).rowcount == 1

@@ -1,0 +1,78 @@
+"""One worker's dealings with limits: which lanes are open, and what the claims have found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from asyncjobq.backends.base import Lane, Take
+from asyncjobq.lease import Claimed
+from asyncjobq.limit_rules import LimitRules, Placed
+from asyncjobq.limited import LimitedClaim
+from asyncjobq.limits import Capacity, Concurrency
+from asyncjobq.openings import Capacities, Openings
+
+
+class Limiter:
+    """Opens and closes lanes by the limits of their jobs."""
+
+    def __init__(self, rules: LimitRules, pause: float, ring: Callable[[], None]) -> None:
+        """After `pause` seconds, what a job elsewhere has freed is noticed without being told."""
+        self.rules = rules
+        self._openings = Openings(pause)
+        capacities = [limit for limit in rules.by_name.values() if isinstance(limit, Capacity)]
+        self._capacities = Capacities(capacities, ring)
+
+    @property
+    def opens_in(self) -> float:
+        """Seconds until a limit without room may have some."""
+        return self._openings.next
+
+    async def ask(self) -> None:
+        """Ask the capacities how many jobs may start."""
+        await self._capacities.ask()
+
+    def open(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Return the lanes of which a job may start, as far as this worker knows."""
+        return [lane for lane in lanes if self._is_open(lane)]
+
+    def is_limited(self, lane: Lane) -> bool:
+        """Tell whether the jobs of a lane have limits."""
+        return bool(self.rules.of(lane.queue, lane.type))
+
+    def parted(self, takes: Sequence[Take]) -> tuple[list[Take], list[Take]]:
+        """Return the takes without limits, and those with limits as far as capacities allow."""
+        plain = [take for take in takes if not self.is_limited(take.lanes[0])]
+        limited: list[Take] = []
+        for take in takes:
+            if self.is_limited(take.lanes[0]):
+                uses = self.rules.uses(take.lanes[0])
+                count = int(min(take.count, self._capacities.room(uses)))
+                self._capacities.reserve(uses, count)
+                limited.append(Take(take.lanes, count))
+        return plain, [take for take in limited if take.count > 0]
+
+    def note(self, claim: LimitedClaim) -> None:
+        """Take over what a claim has found."""
+        self._openings.note(claim.waits)
+
+    def ended(self, job: Claimed) -> None:
+        """Note that a job has ended here, which may have made room."""
+        self._openings.ended(self.rules.uses(job))
+
+    def told(self) -> None:
+        """Note that a job may have ended elsewhere."""
+        self._openings.told()
+
+    def frees(self, job: Placed) -> bool:
+        """Tell whether the end of a job makes room for others under a limit."""
+        return any(isinstance(limit, Concurrency) for limit in self.rules.of(job.queue, job.type))
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._capacities.close()
+
+    def _is_open(self, lane: Lane) -> bool:
+        if not self.is_limited(lane):
+            return True
+        uses = self.rules.uses(lane)
+        return not self._openings.closed(uses) and self._capacities.room(uses) >= 1
