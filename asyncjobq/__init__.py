@@ -7,6 +7,7 @@ The path of a job, one file a step:
 `Scheduler` is the front door; `Handlers` collects handlers where no scheduler exists yet.
 """
 
+from asyncjobq.attempts import Attempt
 from asyncjobq.backoff import RetryPolicy, constant, exponential, none
 from asyncjobq.context import JobContext
 from asyncjobq.control import Cancelled
@@ -45,6 +46,8 @@ from asyncjobq.limit_control import LimitState
 from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
+from asyncjobq.outcomes import Ending
+from asyncjobq.pauses import Pause
 from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.schedules import Schedule
@@ -59,6 +62,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Attempt",
     "Budget",
     "Cancel",
     "Cancelled",
@@ -71,6 +75,7 @@ __all__ = [
     "CycleError",
     "DatabaseUnavailableError",
     "Edge",
+    "Ending",
     "Fail",
     "Graph",
     "Handler",
@@ -93,6 +98,7 @@ __all__ = [
     "LimitState",
     "Node",
     "ParentError",
+    "Pause",
     "RateLimit",
     "ResultError",
     "Retry",

@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 
 from asyncjobq.backends.base import Backend, chunked, rows_by_id
+from asyncjobq.enqueue import TOPIC
 from asyncjobq.models import in_state
 from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State
 from asyncjobq.transition import End, Locked, open_children
@@ -155,6 +156,8 @@ def cancel_children(
             asked.append(row.id)
     for chunk in chunked(asked, 500):
         connection.execute(backend.built(_told), {"ids": chunk})
+    if asked:  # those that run may do so in another process
+        backend.notify(connection, TOPIC)
     return ends, len(asked)
 
 

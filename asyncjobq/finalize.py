@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Select, select
 
+from asyncjobq.attempts import Unsuccessful, keep_attempts
 from asyncjobq.backends.base import Backend, chunked, rows_by_id
 from asyncjobq.codec import Encoded
 from asyncjobq.lease import Lease, completed_among, still_ours, store_progress
-from asyncjobq.outcomes import Ending, Outcome
+from asyncjobq.outcomes import Ending, Failure, Outcome
 from asyncjobq.states import TERMINAL, State
 from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
 
@@ -67,6 +68,7 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
     locked = rows_by_id(connection, backend.built(_in_flight), sorted(waiting))
     rows = backend.free_to_end(connection, locked)
     moves: list[End | Return] = []
+    unsuccessful: list[Unsuccessful] = []
     for row in rows:
         item = waiting.pop(row.id)
         if (row.lease_owner, row.lease_token) != (item.lease.owner, item.lease.token):
@@ -74,6 +76,8 @@ def finalize_once(connection: Connection, backend: Backend, batch: Sequence[Fini
             continue
         result.written.append(item)
         moves.append(_move(item, row.cancel_requested))
+        unsuccessful += _unsuccessful(item, moves[-1])
+    keep_attempts(connection, backend, unsuccessful)
     progress = {item.lease: item.progress for item in result.written if item.progress is not None}
     store_progress(connection, backend, progress)
     ends = [move for move in moves if isinstance(move, End)]
@@ -142,6 +146,23 @@ def _move(item: Finished, cancel_requested: bool) -> End | Return:
     if cancel_requested:
         return End(locked, State.CANCELLED, error="cancelled on request")
     return Return(locked, outcome.retry_after or 0.0, outcome.error, outcome.costs_attempt)
+
+
+_UNSUCCESSFUL: Final = frozenset({Ending.FAILED, Ending.TIMED_OUT, Ending.CANCELLED})
+
+
+def _unsuccessful(item: Finished, move: End | Return) -> list[Unsuccessful]:
+    """Return what is to be kept of an attempt: nothing of one that succeeded or costs nothing.
+
+    One that was cut short or snoozed while its end was asked for was cancelled by that.
+    """
+    lease, outcome = item.lease, item.outcome
+    ending, failure = outcome.ending, outcome.kept_failure
+    if ending not in _UNSUCCESSFUL:
+        if isinstance(move, Return) or move.state is not State.CANCELLED:
+            return []
+        ending, failure = Ending.CANCELLED, Failure(message=move.error)
+    return [Unsuccessful(lease.job_id, lease.owner, ending, failure)]
 
 
 def failed_instead(item: Finished, reason: str) -> Finished:

@@ -11,7 +11,7 @@ from typing import Final
 from asyncjobq.backends.base import Database
 from asyncjobq.clock import monotonic
 from asyncjobq.codec import Encoded
-from asyncjobq.lease import Lease, Renewal, completed_among, renew_once
+from asyncjobq.lease import Lease, Renewal, asked_to_end, completed_among, renew_once
 from asyncjobq.run import JobRun, Stop
 
 logger = logging.getLogger("asyncjobq.heartbeat")
@@ -104,6 +104,13 @@ class Heartbeat:
         self._note(renewal, now)
         self._note_stored(progress, renewal, now)
 
+    async def cancel_once(self) -> None:
+        """Cancel the handlers of jobs that were asked to end, before their next renewal would."""
+        leases, backend = list(self._beats), self._database.backend
+        if leases:
+            asked = await self._database.read(lambda c: asked_to_end(c, backend, leases))
+            self._cancel(asked)
+
     def expire_once(self) -> None:
         """Stop the jobs whose lease could not be renewed in time."""
         now = monotonic()
@@ -122,8 +129,7 @@ class Heartbeat:
         for lease in renewal.renewed & self._beats.keys():
             self._beats[lease].leased_at = asked_at
             self._beats[lease].renewed = True
-        for lease in renewal.cancel_requested & self._beats.keys():
-            self._beats[lease].run.stop(Stop.CANCELLED)
+        self._cancel(renewal.cancel_requested)
         for lease in renewal.lost & self._beats.keys():
             beat = self._beats[lease]
             if beat.is_of_use:
@@ -133,6 +139,10 @@ class Heartbeat:
                     beat.run.claimed.type,
                 )
             beat.run.stop(Stop.LEASE_LOST)
+
+    def _cancel(self, asked: set[Lease]) -> None:
+        for lease in asked & self._beats.keys():
+            self._beats[lease].run.stop(Stop.CANCELLED)
 
     async def _completed_among(self, lost: set[Lease]) -> set[Lease]:
         """Return which leases are gone because their handlers have ended their jobs themselves."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, FromClause, select
 
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.errors import ConfigurationError, JobNotFoundError
@@ -31,6 +31,14 @@ class Filter:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ConfigurationError(f"{name} must be an int of at least 0, not {value!r}.")
+
+    def conditions(self, jobs: FromClause) -> list[ColumnElement[bool]]:
+        """Return what a job must be to match."""
+        names = [n for n in ("type", "queue", "group_key") if getattr(self, n) is not None]
+        found: list[ColumnElement[bool]] = [jobs.c[name] == getattr(self, name) for name in names]
+        if self.states is not None:
+            found.append(jobs.c.state.in_(self.states))
+        return found
 
     @property
     def states(self) -> list[State] | None:
@@ -57,12 +65,7 @@ def get_job(connection: Connection, backend: Backend, job_id: int) -> Job[Any]:
 def find_jobs(connection: Connection, backend: Backend, wanted: Filter) -> list[Job[Any]]:
     """Return the jobs that match, in id order."""
     jobs = backend.tables.jobs
-    query = _columns(backend).where(jobs.c.id > wanted.after)
-    for name in ("type", "queue", "group_key"):
-        if getattr(wanted, name) is not None:
-            query = query.where(jobs.c[name] == getattr(wanted, name))
-    if wanted.states is not None:
-        query = query.where(jobs.c.state.in_(wanted.states))
+    query = _columns(backend).where(jobs.c.id > wanted.after, *wanted.conditions(jobs))
     rows = connection.execute(query.order_by(jobs.c.id).limit(wanted.limit))
     return [Job.from_row(row) for row in rows]
 

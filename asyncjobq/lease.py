@@ -29,9 +29,11 @@ from sqlalchemy import (
 )
 
 from asyncjobq import ready
+from asyncjobq.attempts import Unsuccessful, keep_attempts
 from asyncjobq.backends.base import Backend, Take, chunked
 from asyncjobq.codec import Encoded
 from asyncjobq.column_types import Key
+from asyncjobq.outcomes import Ending, Failure
 from asyncjobq.states import State, UniqueWhile
 from asyncjobq.transition import (
     End,
@@ -250,14 +252,29 @@ def completed_among(
     return found
 
 
-def still_ours(connection: Connection, backend: Backend, leases: Sequence[Lease]) -> set[Lease]:
+def still_ours(connection: Connection, backend: Backend, leases: Collection[Lease]) -> set[Lease]:
     """Return the leases whose fence still stands, without locking anything."""
+    return _standing(connection, backend, leases)
+
+
+def asked_to_end(connection: Connection, backend: Backend, leases: Collection[Lease]) -> set[Lease]:
+    """Return the leases whose jobs are to be cancelled, without locking anything."""
+    return _standing(connection, backend, leases, backend.tables.jobs.c.cancel_requested)
+
+
+def _standing(
+    connection: Connection,
+    backend: Backend,
+    leases: Collection[Lease],
+    *conditions: ColumnElement[bool],
+) -> set[Lease]:
     jobs = backend.tables.jobs
-    by_id = {lease.job_id: lease for lease in leases}
+    # A handler that was given up may still be here when its job comes back.
+    by_id = {lease.job_id: lease for lease in sorted(leases, key=lambda lease: lease.token)}
     found: set[Lease] = set()
     for chunk in chunked(list(by_id), 500):
         query = select(jobs.c.id, jobs.c.lease_owner, jobs.c.lease_token).where(
-            jobs.c.id.in_(chunk), jobs.c.in_flight
+            jobs.c.id.in_(chunk), jobs.c.in_flight, *conditions
         )
         for row in connection.execute(query):
             lease = by_id[row.id]
@@ -278,6 +295,7 @@ def reclaim_once(connection: Connection, backend: Backend, limit: int = 500) -> 
     columns += [jobs.c.attempt, jobs.c.max_attempts]
     rows = backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired, ending=True)
     taken = [_taken_back(row) for row in rows]
+    keep_attempts(connection, backend, [_lost(item) for item in taken])
     end_jobs(connection, backend, [item for item in taken if isinstance(item, End)])
     return_jobs(connection, backend, [item for item in taken if isinstance(item, Return)])
     return taken
@@ -291,6 +309,11 @@ def _taken_back(row: Any) -> End | Return:
         lost = WORKER_LOST.format(attempt=row.attempt, max_attempts=row.max_attempts)
         return End(locked, State.FAILED, error=lost)
     return Return(locked)
+
+
+def _lost(item: End | Return) -> Unsuccessful:
+    failure = Failure(message=item.error or "The worker was lost: its lease ran out.")
+    return Unsuccessful(item.row.id, item.row.owner, Ending.LEASE_LOST, failure)
 
 
 def extend(connection: Connection, backend: Backend, leases: Collection[Lease], ttl: float) -> None:

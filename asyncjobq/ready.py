@@ -21,11 +21,12 @@ from sqlalchemy import (
 
 from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, chunked
 from asyncjobq.models import in_state
+from asyncjobq.pauses import NOTHING, Closed, not_paused
 from asyncjobq.states import Kind, State
 
 
 def conditions(backend: Backend) -> list[ColumnElement[bool]]:
-    """Return the five conditions under which a job may be leased.
+    """Return the six conditions under which a job may be leased.
 
     State keeps the query cheap: one index holds nothing but ready jobs. The others keep it true,
     whatever a wrong write elsewhere has left in `state`.
@@ -39,6 +40,7 @@ def conditions(backend: Backend) -> list[ColumnElement[bool]]:
         jobs.c.kind == Kind.JOB,
         or_(jobs.c.run_after.is_(None), jobs.c.run_after <= now),
         or_(jobs.c.lease_expires.is_(None), jobs.c.lease_expires <= now),
+        not_paused(backend),
     ]
 
 
@@ -49,6 +51,7 @@ class LaneCursor:
         self.queues = queues
         self.types = types
         self.bound = bound
+        self._closed = NOTHING
         self._open = queues
         self._after: dict[tuple[str, str], Lane] = {}
 
@@ -57,6 +60,13 @@ class LaneCursor:
         """Whether the last scan ended at its bound, so that other lanes wait for the next."""
         return any(queue in self._open for queue, _ in self._after)
 
+    def close(self, closed: Closed) -> bool:
+        """Leave out what is paused, from now on; tell whether anything was open or closed by it."""
+        changed = closed != self._closed
+        if changed:
+            self._closed, self._after = closed, {}
+        return changed
+
     def scan_once(
         self, connection: Connection, backend: Backend, queues: tuple[str, ...] | None = None
     ) -> list[Lane]:
@@ -64,11 +74,13 @@ class LaneCursor:
 
         After that it begins again.
         """
-        self._open = self.queues if queues is None else queues
-        if not self._open or not self.types:
+        wanted = self.queues if queues is None else queues
+        self._open = tuple(queue for queue in wanted if queue not in self._closed.queues)
+        types = tuple(name for name in self.types if name not in self._closed.types)
+        if not self._open or not types:
             return []
         after = tuple(lane for (queue, _), lane in self._after.items() if queue in self._open)
-        page = backend.lanes(connection, LaneScan(self._open, self.types, self.bound, after))
+        page = backend.lanes(connection, LaneScan(self._open, types, self.bound, after))
         self._move_on(page)
         return page.lanes
 
@@ -87,6 +99,10 @@ class Chores:
 
     expired: bool
     unsettled: bool
+    cancelling: bool
+    """Whether the end of a job that runs somewhere was asked for."""
+    paused: bool
+    """Whether a queue or a type is paused."""
     next_due: float | None
     """Seconds until the next scheduled job is due; negative when it is overdue."""
     next_fire: float | None = None
@@ -129,12 +145,14 @@ def look_once(connection: Connection, backend: Backend, fired: FiredHere | None 
     With `fired`, also when the next schedule fires.
     """
     row = connection.execute(backend.built(_look, fired)).one()
-    fires = [moment for moment in row[4:] if moment is not None]
+    fires = [moment for moment in row[6:] if moment is not None]
     return Chores(
-        bool(row.expired),
-        bool(row.unsettled),
-        _seconds_until(row.due, row.now),
-        _seconds_until(min(fires, default=None), row.now),
+        expired=bool(row.expired),
+        unsettled=bool(row.unsettled),
+        cancelling=bool(row.cancelling),
+        paused=bool(row.paused),
+        next_due=_seconds_until(row.due, row.now),
+        next_fire=_seconds_until(min(fires, default=None), row.now),
     )
 
 
@@ -142,10 +160,14 @@ def _look(backend: Backend, fired: FiredHere | None) -> Select[Any]:
     jobs = backend.tables.jobs
     expired = exists().where(jobs.c.in_flight, jobs.c.lease_expires < backend.now())
     unsettled = exists().where(~jobs.c.settled)
+    cancelling = exists().where(jobs.c.in_flight, jobs.c.cancel_requested)
+    paused = select(backend.tables.pauses.c.kind).exists()
     first = select(jobs.c.run_after).where(in_state(jobs, State.SCHEDULED))
     return select(
         expired.label("expired"),
         unsettled.label("unsettled"),
+        cancelling.label("cancelling"),
+        paused.label("paused"),
         first.order_by(jobs.c.run_after).limit(1).scalar_subquery().label("due"),
         backend.now().label("now"),
         *_first_fires(backend.tables.schedules, fired),
@@ -182,7 +204,7 @@ def promote_once(connection: Connection, backend: Backend, limit: int = 1000) ->
 def count_open(
     connection: Connection, backend: Backend, queues: tuple[str, ...], types: tuple[str, ...]
 ) -> dict[State, int]:
-    """Count the jobs of these queues and types that have not ended, by state."""
+    """Count the jobs of these queues and types that run or could, by state: none that is paused."""
     jobs = backend.tables.jobs
     query = (
         select(jobs.c.state, func.count())
@@ -190,6 +212,7 @@ def count_open(
             jobs.c.state.in_([State.READY, State.LEASED, State.RUNNING, State.SCHEDULED]),
             jobs.c.queue.in_(queues),
             jobs.c.type.in_(types),
+            or_(jobs.c.in_flight, not_paused(backend)),
         )
         .group_by(jobs.c.state)
     )

@@ -12,6 +12,7 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from traceback import FrameSummary, TracebackException
@@ -31,7 +32,7 @@ from asyncjobq.injection import Resources
 from asyncjobq.lease import Claimed
 from asyncjobq.middleware import Middleware, surrounded
 from asyncjobq.options import LONGEST
-from asyncjobq.outcomes import Ending, Outcome
+from asyncjobq.outcomes import Ending, Failure, Outcome
 from asyncjobq.threads import HandlerThread
 
 logger = logging.getLogger("asyncjobq.run")
@@ -96,10 +97,9 @@ class JobRun:
         try:
             arguments = self.handler.decode(codec.decode(self.claimed.args))
         except ArgumentsError as error:
-            return Outcome(Ending.FAILED, error=codec.printable(str(error)))
+            return _failed(str(error), error)
         except Exception as error:
-            reason = f"The stored arguments cannot be read: {error!r}"
-            return Outcome(Ending.FAILED, error=codec.printable(reason))
+            return _failed(f"The stored arguments cannot be read: {error!r}", error)
         self._task = asyncio.get_running_loop().create_task(
             self._contained(arguments),
             name=f"asyncjobq job {self.claimed.lease.job_id} ({self.claimed.type})",
@@ -192,9 +192,10 @@ class JobRun:
             return Outcome(Ending.SUCCEEDED, result=result)
         except (ResultError, ValueError) as error:
             reason = f"The handler succeeded, but its result cannot be stored: {error}"
+            return _failed(reason, error)
         except Exception as error:
             reason = f"The handler succeeded, but turning its result into JSON raised {error!r}"
-        return Outcome(Ending.FAILED, error=codec.printable(reason))
+            return _failed(reason, error)
 
     def _stopped_outcome(self) -> Outcome:
         match self.stopped:
@@ -206,38 +207,49 @@ class JobRun:
                 return Outcome(Ending.CANCELLED, error=Stop.CANCELLED.value)
             case _:
                 late = TimeoutError(f"timed out after {self.claimed.timeout:g} s")
-                return self._retried(Ending.TIMED_OUT, late, str(late))
+                return self._retried(_timed_out(late), late)
 
     def _raised(self, error: BaseException) -> Outcome:
+        if isinstance(error, Snooze):
+            return Outcome(Ending.SNOOZED, retry_after=_bounded(error.after))
+        text = _described(error)
+        failure = Failure.of(error, text)
+        ended = Outcome(Ending.FAILED, error=text, summary=_summary(error), failure=failure)
         match error:
-            case Snooze():
-                return Outcome(Ending.SNOOZED, retry_after=_bounded(error.after))
             case Cancel():
-                return Outcome(Ending.CANCELLED, error=_described(error), summary=_summary(error))
+                return replace(ended, ending=Ending.CANCELLED)
             case Fail():
-                return Outcome(Ending.FAILED, error=_described(error), summary=_summary(error))
+                return ended
             case Retry():
-                return self._retried(Ending.FAILED, error, _described(error), error.after)
+                return self._retried(ended, error, error.after)
             case _:
-                return self._retried(Ending.FAILED, error, _described(error))
+                return self._retried(ended, error)
 
-    def _retried(
-        self, ending: Ending, error: BaseException, text: str, after: float | None = None
-    ) -> Outcome:
+    def _retried(self, ended: Outcome, error: BaseException, after: float | None = None) -> Outcome:
+        """Return the end of an attempt as it is, or with the delay of the next one."""
         attempt, rules = self.claimed.attempt, self.handler.options.rules
-        if ending is Ending.TIMED_OUT:
+        if ended.ending is Ending.TIMED_OUT:
             allowed = rules.allow_timeouts
         else:
             allowed = isinstance(error, Retry) or rules.allow(error)
         if not allowed or attempt >= self.claimed.max_attempts:
-            return Outcome(ending, error=text, summary=_summary(error))
+            return ended
         try:
             delay = rules.policy(attempt, error) if after is None else after
             bounded = None if delay is None else _bounded(seconds(delay, "Its answer"))
         except BaseException as broken:
-            reason = f"{text}\n\nThe retry policy failed in its turn:\n{_described(broken)}"
-            return Outcome(ending, error=reason)
-        return Outcome(ending, error=text, retry_after=bounded, summary=_summary(error))
+            told = f"The retry policy failed in its turn:\n{_described(broken)}"
+            return replace(ended, error=f"{ended.error}\n\n{told}", summary=None)
+        return replace(ended, retry_after=bounded)
+
+
+def _timed_out(late: TimeoutError) -> Outcome:
+    summary, failure = _summary(late), Failure.of(late)
+    return Outcome(Ending.TIMED_OUT, error=str(late), summary=summary, failure=failure)
+
+
+def _failed(reason: str, error: BaseException) -> Outcome:
+    return Outcome(Ending.FAILED, error=codec.printable(reason), failure=Failure.of(error))
 
 
 def _bounded(delay: float) -> float:

@@ -13,6 +13,7 @@ from asyncjobq.clock import seconds
 from asyncjobq.codec import MAX_BYTES, printable
 from asyncjobq.errors import ConfigurationError, InvalidJobError
 from asyncjobq.options import LONGEST, NO_TIMEOUT, check_text
+from asyncjobq.states import TERMINAL, State
 
 Duration = float | timedelta
 
@@ -30,6 +31,8 @@ class Settings:
     stop_timeout: float
     default_timeout: float
     max_result_bytes: int
+    retention: Mapping[State, float]
+    """After how long jobs are deleted, by the state in which they ended."""
 
     def overridden(
         self, *, concurrency: int | None = None, queues: Iterable[str] | None = None
@@ -55,6 +58,7 @@ def checked_settings(
     stop_timeout: Duration,
     default_timeout: Duration | None,
     max_result_bytes: int,
+    retention: Mapping[Any, Duration] | None = None,
 ) -> Settings:
     """Return the settings; raises ConfigurationError saying what is wrong with which."""
     slots = _whole("concurrency", concurrency)
@@ -71,6 +75,7 @@ def checked_settings(
             else min(LONGEST, _at_least("default_timeout", default_timeout, 0.001))
         ),
         max_result_bytes=_result_bytes(max_result_bytes),
+        retention=_retention(retention),
     )
 
 
@@ -94,6 +99,29 @@ def _result_bytes(value: Any) -> int:
             "larger results elsewhere, and their address into the job."
         )
     return int(value)
+
+
+def _retention(given: Any) -> dict[State, float]:
+    if not isinstance(given or {}, Mapping):
+        raise ConfigurationError(
+            "retention takes a duration for each state, {'done': timedelta(days=7)}, not "
+            f"{given!r}."
+        )
+    states = ended_states(list(given or ()), "retention")
+    ages = (given or {}).values()
+    return {s: _at_least("retention", age, 0.0) for s, age in zip(states, ages, strict=True)}
+
+
+def ended_states(given: Any, name: str) -> list[State]:
+    """Return states in which jobs have ended; raises ConfigurationError for others."""
+    try:
+        states = [State(state) for state in ([given] if isinstance(given, str) else given)]
+    except (TypeError, ValueError):
+        states = list(State)
+    if not TERMINAL.issuperset(states):
+        known = ", ".join(repr(str(state)) for state in sorted(TERMINAL))
+        raise ConfigurationError(f"{name} takes states of ended jobs ({known}), not {given!r}.")
+    return states
 
 
 def _queues(queues: Any, concurrency: int) -> dict[str, int]:

@@ -48,6 +48,8 @@ class Settled:
     promoted: int = 0
     changed: int = 0
     """Rows that are left to be settled in their turn."""
+    asked: int = 0
+    """Running jobs that are to be cancelled; among the changed."""
     ended: list[End] = field(default_factory=list)
     left: bool = False
     """Whether some of the rows are as unsettled as before."""
@@ -186,6 +188,7 @@ def _agree(connection: Connection, backend: Backend, locks: _Locks, result: Sett
         ends, asked = family.cancel_children(connection, backend, sorted(locks.followers))
         end(ends)
         result.changed += asked
+        result.asked += asked
     result.changed += revival.revive_caused_by(connection, backend, locks.opened, locks.followers)
     _close(connection, backend, locks, result)
 

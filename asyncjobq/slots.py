@@ -141,6 +141,10 @@ class Slots:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def cancel_once(self) -> None:
+        """Cancel the handlers of jobs here whose end was asked for."""
+        await self._heartbeat.cancel_once()
+
     def interrupt(self) -> None:
         """Cancel the handlers because of shutdown; their attempts are given back."""
         for run in self._heartbeat.runs:

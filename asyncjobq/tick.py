@@ -20,8 +20,9 @@ from asyncjobq.limited import LimitedClaim, claim_limited_once
 from asyncjobq.limiter import Limiter
 from asyncjobq.options import UNSET
 from asyncjobq.outbox import Outbox
+from asyncjobq.pauses import NOTHING, closed_lanes
 from asyncjobq.permits import make_rows
-from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
+from asyncjobq.ready import Chores, LaneCursor, count_open, look_once, promote_once
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Settled, Sweep
 from asyncjobq.slots import Slots
@@ -150,7 +151,9 @@ class Tick:
         self._expected = inf
         fired = self.firing.here
         chores = await self._database.read(lambda c: look_once(c, backend, fired))
-        moved = False
+        moved = await self._close_lanes(chores)
+        if chores.cancelling:
+            await self._slots.cancel_once()
         if chores.expired:
             moved |= await self.reclaim_once()
         if chores.unsettled:
@@ -172,6 +175,13 @@ class Tick:
         self.chores_at = min(monotonic() + pause, self._expected)
         return moved
 
+    async def _close_lanes(self, chores: Chores) -> bool:
+        """Leave paused lanes out of the scan; tell whether it was others before."""
+        backend, closed = self._database.backend, NOTHING
+        if chores.paused:
+            closed = await self._database.read(lambda c: closed_lanes(c, backend))
+        return self._lanes.close(closed)
+
     async def reclaim_once(self) -> bool:
         """Take back expired leases; tell whether there were any."""
         taken, told = await self._database.run(self._reclaim)
@@ -184,7 +194,7 @@ class Tick:
     def note_settled(self, settled: Settled) -> None:
         """Take note of what a settling in this process has ended and let go."""
         self._note_ends(settled.ended)
-        if settled.scheduled:
+        if settled.scheduled or settled.asked:  # those that run here are told by the chores
             self.expect_due(0.0)
 
     def _reclaim(self, connection: Connection) -> tuple[list[End | Return], Told]:

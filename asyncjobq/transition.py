@@ -100,7 +100,7 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     """
     if not ends:
         return Ended()
-    found = _neighbours(connection, backend, [end.row.id for end in ends])
+    found = neighbours(connection, backend, [end.row.id for end in ends])
     neighboured, parents = found.neighboured, found.parents
     over = [end for end in ends if end.row.id not in parents]
     waiting = [end for end in ends if end.row.id in parents]
@@ -157,7 +157,7 @@ def _return(backend: Backend) -> dict[str, Any]:
 
 
 @dataclass
-class _Neighbours:
+class Neighbours:
     """Which jobs have somebody around them, or something to give up."""
 
     neighboured: set[int] = field(default_factory=set)
@@ -168,9 +168,9 @@ class _Neighbours:
     """Those that hold a unique key."""
 
 
-def _neighbours(connection: Connection, backend: Backend, ids: list[int]) -> _Neighbours:
+def neighbours(connection: Connection, backend: Backend, ids: list[int]) -> Neighbours:
     """Look around jobs that are to end. Reads after the lock, see above."""
-    found = _Neighbours()
+    found = Neighbours()
     for row in rows_by_id(connection, backend.built(_neighboured), ids):
         if row.waits:
             found.parents.add(row.id)

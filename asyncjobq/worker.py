@@ -21,6 +21,7 @@ from asyncjobq.heartbeat import Heartbeat
 from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limiter import Limiter
 from asyncjobq.outbox import Outbox
+from asyncjobq.retention import Retention
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Settled, Sweep
 from asyncjobq.slots import Slots, Surroundings
@@ -82,6 +83,7 @@ class Worker:
         self._slots.on_return = self._tick.expect_due
         self._outbox.on_settled = self._note_settled
         self._held_pauses = self._new_held_pauses()
+        self._retention = Retention(database, settings.retention)
         self._declared = asyncio.Event()
         self._unserved = Unserved(database, settings.queues, handlers.types)
         self._ends_when_idle = False
@@ -123,6 +125,8 @@ class Worker:
                 group.create_task(self._forever("looking for others' jobs", self._look_for_others)),
                 group.create_task(self._forever("declaring", self._declare, until=self._declared)),
             ]
+            if self.settings.retention:
+                loops.append(group.create_task(self._forever("pruning", self._prune)))
             await self._forever("ticking", self._wake_up, until=self._stopping)
             await self._finish_jobs()
             for loop in loops:
@@ -234,6 +238,10 @@ class Worker:
         self._tick.note_settled(settled)
         if settled.promoted or settled.ended:
             self._wake.ring_here()
+
+    async def _prune(self) -> None:
+        await asyncio.sleep(self._retention.pause)
+        await self._retention.prune_once()
 
     def _note_end(self, job_id: int, state: State) -> None:
         self.ended[state] += 1

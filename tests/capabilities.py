@@ -23,6 +23,9 @@ CAPABILITIES: Final = {
     "row_locks": Capability(
         frozenset({"postgresql", "mysql", "mariadb"}), "this database locks as a whole"
     ),
+    "key_locks": Capability(
+        frozenset({"postgresql"}), "no foreign key locks here what it refers to"
+    ),
     "server": Capability(
         frozenset({"postgresql", "mysql", "mariadb"}), "this database has no server"
     ),

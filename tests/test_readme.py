@@ -47,7 +47,7 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, recurring, transaction, unique, long_jobs, hooks = SNIPPETS[1:8]
+    handlers, graphs, control, recurring, transaction, unique, long_jobs, hooks = SNIPPETS[1:9]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -58,11 +58,18 @@ async def test_handlers_and_transactions(
     without_colors = [line for line in printed.splitlines()[1:] if "style" not in line]
     assert without_colors[: len(drawing.splitlines())] == drawing.splitlines()
     await namespace["nights"].aclose()
+    await run(control, {**namespace, "scheduler": media})
+    printed = capsys.readouterr().out
+    assert "type='transcode'" in printed
+    assert "1 failed Fail there is no video" in printed
+    states = ["done", "done", "cancelled", "failed"]
+    assert [job.state for job in await media.find()] == states
     await run(recurring, namespace)
     assert capsys.readouterr().out.startswith("greet Bo ")
     await namespace["nights"].aclose()
     await run(transaction, namespace)
-    assert [job.state for job in await media.find()] == ["done", "done", "ready", "ready"]
+    states += ["ready", "ready"]
+    assert [job.state for job in await media.find()] == states
     await media.aclose()
     await run(unique, namespace)
     assert "{'product': 2, 'price': 5}" in capsys.readouterr().out
@@ -84,7 +91,7 @@ async def test_handlers_and_transactions(
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[8:10]
+    fastapi, aiohttp = SNIPPETS[9:11]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -118,4 +125,4 @@ def test_the_servers_to_try_it_out_on_are_among_those_tested() -> None:
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 10
+    assert len(SNIPPETS) == 11

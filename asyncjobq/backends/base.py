@@ -137,6 +137,20 @@ class Backend(KeysBackend):
         They are jobs unless another table is given, and are found by primary key.
         """
 
+    def by_index(self, connection: Connection) -> None:
+        """Go by indexes to the end of this transaction, whatever the statistics make it seem."""
+
+    def by_key(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
+        """Return a query, of jobs by default, so that it goes by primary key whatever is known."""
+        return query
+
+    def locking_all(self, query: Select[Any]) -> Select[Any]:
+        """Return the query so that it locks its rows for deletion and skips those locked.
+
+        Also those which a foreign key refers to in a transaction that is still open.
+        """
+        return self.locking(query)
+
     def lock_rows(
         self,
         connection: Connection,
@@ -144,20 +158,25 @@ class Backend(KeysBackend):
         columns: Sequence[ColumnElement[Any]],
         *conditions: ColumnElement[bool],
         ending: bool = False,
+        to_delete: bool = False,
     ) -> list[Row[Any]]:
         """Lock these jobs by primary key in id order; rows locked elsewhere are left out.
 
         With `ending`, also rows whose unique key could not be given up now.
         """
         names = [*columns, self.tables.jobs.c.unique_held] if ending else columns
-        query = self.locking_by_id(select(*names).where(*conditions))
+        query = self._by_id(select(*names).where(*conditions))
+        query = self.locking_all(query) if to_delete else self.locking(query)
         rows = rows_by_id(connection, query, sorted(ids))
         return self.free_to_end(connection, rows) if ending else rows
 
     def locking_by_id(self, query: Select[Any]) -> Select[Any]:
         """Return a query of jobs so that it locks those of the parameter `ids`, in id order."""
+        return self.locking(self._by_id(query))
+
+    def _by_id(self, query: Select[Any]) -> Select[Any]:
         jobs = self.tables.jobs
-        return self.locking(query.where(self.among(jobs.c.id)).order_by(jobs.c.id))
+        return query.where(self.among(jobs.c.id)).order_by(jobs.c.id)
 
     def among(self, column: ColumnElement[Any], name: str = "ids") -> ColumnElement[bool]:
         """Return the condition that a column has one of the values of a parameter."""

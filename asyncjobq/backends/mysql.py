@@ -75,9 +75,11 @@ class MySQLBackend(MySQLKeys):
 
     def locking(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         # Through any other index it would lock rows that we do not take.
+        return self.by_key(query, table).with_for_update(skip_locked=True)
+
+    def by_key(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         of = self.tables.jobs if table is None else table
-        by_key = query.with_hint(of, "FORCE INDEX (PRIMARY)")
-        return by_key.with_for_update(skip_locked=True)
+        return query.with_hint(of, "FORCE INDEX (PRIMARY)")
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         slice_ = self._slice(connection, scan)

@@ -69,6 +69,13 @@ class PostgreSQLBackend(Backend):
         # One text, and so one prepared statement, however many values there are.
         return column == any_(bindparam(name, type_=ARRAY(column.type)))
 
+    def by_index(self, connection: Connection) -> None:
+        # Without statistics of a column, a list of 500 values is taken for most of the table.
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+
+    def locking_all(self, query: Select[Any]) -> Select[Any]:
+        return query.with_for_update(skip_locked=True, of=self.tables.jobs)
+
     def refuse_snapshot(self, connection: Connection, what: str) -> None:
         level = connection.get_isolation_level()
         if level in ("REPEATABLE READ", "SERIALIZABLE"):

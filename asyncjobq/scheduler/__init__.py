@@ -46,8 +46,10 @@ class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
     seconds or timedeltas: a lease that is not renewed for `lease_ttl` is taken back, due work is
     looked for every `poll_interval` at least, jobs have `stop_timeout` to end when the scheduler
     is stopped, and `default_timeout` in all where neither they nor their handler say otherwise
-    (None: no end). `listen_url` reaches PostgreSQL directly where `database` goes through a pooler
-    that passes no notifications on. `schema` and `table_prefix` say where the tables are.
+    (None: no end). With `retention`, workers delete jobs that ended longer ago than it says for
+    their state, as `prune` does; without, all are kept. `listen_url` reaches PostgreSQL directly
+    where `database` goes through a pooler that passes no notifications on. `schema` and
+    `table_prefix` say where the tables are.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
         stop_timeout: Duration = 20.0,
         default_timeout: Duration | None = 3600.0,
         max_result_bytes: int = MAX_BYTES,
+        retention: Mapping[str, Duration] | None = None,
         listen_url: str | URL | None = None,
         worker_id: str | None = None,
         schema: str | None = None,
@@ -77,6 +80,7 @@ class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
             stop_timeout=stop_timeout,
             default_timeout=default_timeout,
             max_result_bytes=max_result_bytes,
+            retention=retention,
         )
         tables = tables_for(schema, table_prefix)
         self._database = open_database(

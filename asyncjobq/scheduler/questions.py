@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, overload
 
 from asyncjobq import inspection
+from asyncjobq.attempts import Attempt, attempts_of
 from asyncjobq.callers import AsyncCaller
 from asyncjobq.clock import seconds
 from asyncjobq.graph import Graph, count_below, graph_of
@@ -40,6 +41,13 @@ class Questions(Access):
         """Return jobs in id order; for the filters see `Filter`."""
         wanted = Filter(**filters)
         return await self._read(lambda c, b: inspection.find_jobs(c, b, wanted), session)
+
+    async def attempts(
+        self, job: JobRef, /, *, limit: int = 1000, session: AsyncCaller | None = None
+    ) -> list[Attempt]:
+        """Return the attempts of a job that did not succeed, the last `limit`, oldest first."""
+        step = partial(attempts_of, job_id=id_of(job), limit=limit)
+        return await self._read(step, session)
 
     async def progress(
         self, job: JobRef, /, *, session: AsyncCaller | None = None

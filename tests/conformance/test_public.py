@@ -12,6 +12,7 @@ from asyncjobq.errors import AsyncJobQError
 NAMES = [
     "ArgumentsError",
     "AsyncJobQError",
+    "Attempt",
     "Budget",
     "Cancel",
     "Cancelled",
@@ -24,6 +25,7 @@ NAMES = [
     "CycleError",
     "DatabaseUnavailableError",
     "Edge",
+    "Ending",
     "Fail",
     "Graph",
     "Handler",
@@ -46,6 +48,7 @@ NAMES = [
     "LimitState",
     "Node",
     "ParentError",
+    "Pause",
     "RateLimit",
     "ResultError",
     "Retry",
@@ -80,7 +83,8 @@ SCHEDULER = {
         "limits: 'Iterable[Limit]' = (), "
         "lease_ttl: 'Duration' = 30.0, poll_interval: 'Duration' = 1.0, "
         "stop_timeout: 'Duration' = 20.0, default_timeout: 'Duration | None' = 3600.0, "
-        "max_result_bytes: 'int' = 8000000, listen_url: 'str | URL | None' = None, "
+        "max_result_bytes: 'int' = 8000000, "
+        "retention: 'Mapping[str, Duration] | None' = None, listen_url: 'str | URL | None' = None, "
         "worker_id: 'str | None' = None, schema: 'str | None' = None, "
         "table_prefix: 'str' = '') -> 'None'"
     ),
@@ -93,11 +97,20 @@ SCHEDULER = {
     ),
     "aclose": "(self) -> 'None'",
     "around": "(self, function: 'M', /) -> 'M'",
+    "attempts": (
+        "(self, job: 'JobRef', /, *, limit: 'int' = 1000, session: 'AsyncCaller | None' = None) "
+        "-> 'list[Attempt]'"
+    ),
     "as_completed": (
         "(self, jobs: 'Iterable[JobRef]', /, *, timeout: 'Duration | None' = None) "
         "-> 'AsyncIterator[Job[Any]]'"
     ),
     "cancel": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Cancelled'",
+    "cancel_many": (
+        "(self, *, state: 'States | None' = None, type: 'str | None' = None, "
+        "queue: 'str | None' = None, group_key: 'str | None' = None, "
+        "session: 'AsyncCaller | None' = None) -> 'dict[Cancelled, int]'"
+    ),
     "check_database": "(self) -> 'None'",
     "create_schema": "(self) -> 'None'",
     "drain": "(self, *, scheduled: 'bool' = False) -> 'dict[State, int]'",
@@ -122,17 +135,36 @@ SCHEDULER = {
     ),
     "meta_from": "(self, function: 'S', /) -> 'S'",
     "on": "(self, *kinds: 'type[Event]') -> 'Callable[[F], F]'",
+    "pause": (
+        "(self, *, queue: 'str | None' = None, type: 'str | None' = None, "
+        "session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
     "pause_schedule": ("(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"),
+    "paused": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[Pause]'",
     "progress": (
         "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'dict[State, int]'"
     ),
+    "prune": (
+        "(self, *, older_than: 'Duration', states: 'States' = (<State.DONE: 'done'>, "
+        "<State.FAILED: 'failed'>, <State.CANCELLED: 'cancelled'>), limit: 'int | None' = None) "
+        "-> 'int'"
+    ),
     "remove_schedule": (
         "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
+    "resume": (
+        "(self, *, queue: 'str | None' = None, type: 'str | None' = None, "
+        "session: 'AsyncCaller | None' = None) -> 'bool'"
     ),
     "resume_schedule": (
         "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
     ),
     "retry": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
+    "retry_many": (
+        "(self, *, state: 'States' = <State.FAILED: 'failed'>, type: 'str | None' = None, "
+        "queue: 'str | None' = None, group_key: 'str | None' = None, "
+        "session: 'AsyncCaller | None' = None) -> 'int'"
+    ),
     "clear_limit": "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
     "limits": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[LimitState]'",
     "set_limit": (

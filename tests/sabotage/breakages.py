@@ -482,6 +482,82 @@ BREAKAGES: Final = (
         ("test_outbox.py::TestWhatSomebodyHolds::test_is_settled_soon_after",),
         SERVERS,
     ),
+    # -- attempts, cancelling, pauses, pruning --------------------------------------------------
+    Breakage(
+        "an attempt is written apart from its state",
+        "attempts.py",
+        "        connection.execute(insert(backend.tables.attempts), rows)",
+        "        connection.execute(insert(backend.tables.attempts), rows)\n"
+        "        connection.commit()",
+        ("test_attempts.py::TestNotKept::test_without_the_state",),
+    ),
+    Breakage(
+        "a reclaim keeps no attempt",
+        "lease.py",
+        "    keep_attempts(connection, backend, [_lost(item) for item in taken])\n",
+        "",
+        ("test_attempts.py::TestKept::test_of_lost_workers",),
+    ),
+    Breakage(
+        "a running job hears of its end with the next renewal",
+        "tick.py",
+        "if chores.cancelling:",
+        "if chores.cancelling and not chores.cancelling:",
+        ("test_cancel_running.py::TestRunning::test_in_this_process",),
+    ),
+    Breakage(
+        "a request to end reaches a later lease",
+        "lease.py",
+        "            if (row.lease_owner, row.lease_token) == (lease.owner, lease.token):\n"
+        "                found.add(lease)",
+        "            if row.lease_owner == lease.owner:\n                found.add(lease)",
+        ("test_cancel_running.py::TestRunning::test_asks_nothing_of_a_later_lease",),
+    ),
+    Breakage(
+        "a caller's old snapshot is believed when it cancels",
+        "backends/base.py",
+        "return own or connection.get_isolation_level() in",
+        "return True or own in",
+        ("test_cancel_running.py::test_what_a_caller_cannot_see_is_cancelled_too",),
+        SERVERS,
+    ),
+    Breakage(
+        "a pause is only a hint to the scan",
+        "ready.py",
+        "        not_paused(backend),\n    ]",
+        "    ]",
+        ("test_pause.py::TestClaim::test_takes_nothing_of_it_until_it_is_resumed",),
+    ),
+    Breakage(
+        "pruning forgets dependants",
+        "families.py",
+        "for query in (children, _dependants(backend, chunk)):",
+        "for query in (children,):",
+        ("test_prune.py::TestWhatStays::test_upstreams_of_what_has_not_ended",),
+    ),
+    Breakage(
+        "pruning forgets what a retry is to revive",
+        "families.py",
+        "return _leading_to(opened, causes) & rows.keys() if opened else set()",
+        "return set()",
+        ("test_prune.py::TestRetry::test_that_is_not_settled_yet",),
+    ),
+    Breakage(
+        "pruning does not lock what it deletes",
+        "families.py",
+        "rows = backend.lock_rows(connection, job_ids, columns, *conditions, to_delete=True)",
+        "rows = connection.execute(select(*columns).where(jobs.c.id.in_(job_ids), *conditions))",
+        ("test_prune.py::TestRetry::test_of_what_somebody_holds",),
+        SERVERS,
+    ),
+    Breakage(
+        "pruning takes no notice of a caller's open edge",
+        "backends/postgresql.py",
+        "        return query.with_for_update(skip_locked=True, of=self.tables.jobs)",
+        "        return self.locking(query)",
+        ("test_prune.py::TestCallers::test_open_edge_keeps_its_upstream",),
+        ("postgresql",),
+    ),
     # -- connections ----------------------------------------------------------------------------
     Breakage(
         "the library's connections are like the application's",
