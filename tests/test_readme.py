@@ -47,7 +47,8 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, control, recurring, transaction, unique, long_jobs, hooks = SNIPPETS[1:9]
+    handlers, graphs, control, recurring, limits = SNIPPETS[1:6]
+    transaction, unique, long_jobs, hooks = SNIPPETS[6:10]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -67,6 +68,10 @@ async def test_handlers_and_transactions(
     await run(recurring, namespace)
     assert capsys.readouterr().out.startswith("greet Bo ")
     await namespace["nights"].aclose()
+    await run(limits, namespace)
+    printed = capsys.readouterr().out.splitlines()
+    assert "tokens acme 4 1000000 0" in [line.replace(".0", "") for line in printed]
+    await namespace["tenants"].aclose()
     await run(transaction, namespace)
     states += ["ready", "ready"]
     assert [job.state for job in await media.find()] == states
@@ -91,7 +96,7 @@ async def test_handlers_and_transactions(
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[9:11]
+    fastapi, aiohttp = SNIPPETS[10:12]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -125,4 +130,4 @@ def test_the_servers_to_try_it_out_on_are_among_those_tested() -> None:
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 11
+    assert len(SNIPPETS) == 12

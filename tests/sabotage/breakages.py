@@ -702,6 +702,36 @@ BREAKAGES: Final = (
         ),
         MYSQL,
     ),
+    # -- limits ---------------------------------------------------------------------------------
+    Breakage(
+        "a claim does not lock the rows of its limits",
+        "permits.py",
+        "locking = ordered.with_for_update() if wait else backend.locking(ordered, limits)",
+        "locking = ordered",
+        ("test_limits.py::TestConcurrency::test_of_two_who_claim_at_once",),
+        SERVERS,
+    ),
+    Breakage(
+        "a permit outlives its lease",
+        "permits.py",
+        "            if row.in_flight:\n",
+        "            if True:\n",
+        ("test_limits.py::TestConcurrency::test_a_permit_is_over_with_its_lease",),
+    ),
+    Breakage(
+        "a permit is not taken",
+        "permits.py",
+        "    backend.insert_rows(connection, tables.permits, taken)\n",
+        "",
+        ("test_limits.py::TestConcurrency::test_no_more_run_than_may",),
+    ),
+    Breakage(
+        "anybody corrects what a job costs",
+        "limit_control.py",
+        "if row is None or (row.lease_owner, row.lease_token) != (lease.owner, lease.token):",
+        "if row is None:",
+        ("test_limits.py::TestBudget::test_only_for_whoever_holds_the_lease",),
+    ),
     # -- callers and wakes ----------------------------------------------------------------------
     Breakage(
         "enqueue commits the caller's transaction",
