@@ -13,10 +13,12 @@ rows are the truth and no counter is. Whatever it changes it leaves unsettled in
 whose neighbours could not all be locked, or are too many for one call, stays unsettled.
 
 The order of locks: in id order and always skipping, first the unsettled rows, then the upstreams
-of the blocked ones, then dependants and children, then parents that may close. Edges, states and
-siblings are read only by statements after the last lock. Without this, two last upstreams (or
-children) that settle in overlapping transactions each see the other as open, and the dependant
-(or the container) waits for ever.
+of the blocked ones, then dependants and children, then parents that may close. An edge is read
+under the lock of the unsettled row at one of its ends, and marked under the locks of both, by the
+states that these locks returned: nobody else can mark it or change them meanwhile. Whether an edge
+is left, and what siblings do, is read only by statements after the last lock. Without this, two
+last upstreams (or children) that settle in overlapping transactions each see the other as open,
+and the dependant (or the container) waits for ever.
 """
 
 from __future__ import annotations
