@@ -281,12 +281,6 @@ class Backend(KeysBackend):
             for chunk in chunked(rows, size):
                 connection.execute(insert(table).values(chunk))
 
-    @abstractmethod
-    def insert_if_absent(
-        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Insert rows, leaving those whose primary key exists as they are."""
-
     def notify(self, connection: Connection, topic: str) -> None:
         """Wake listeners of other processes when this transaction commits."""
 

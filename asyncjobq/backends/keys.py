@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 from zlib import crc32
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, select, text
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, select, text
 from sqlalchemy.exc import DBAPIError
 
-from asyncjobq.errors import SchemaError
 from asyncjobq.models import Tables
 
 OWN: Final = "asyncjobq_own"
@@ -32,6 +31,12 @@ class KeysBackend(ABC):
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
+
+    @abstractmethod
+    def insert_if_absent(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Insert rows, leaving those whose primary key exists as they are."""
 
     def by_primary_key(self, query: Select[Any]) -> Select[Any]:
         """Return a query of the table of slots so that it reads no other row."""
@@ -62,18 +67,26 @@ class KeysBackend(ABC):
         others wait for it.
         """
         slots = {key: crc32(key.encode()) % KEY_SLOTS for key in keys}
-        slot = self.tables.key_locks.c.slot
         wanted = sorted(set(slots.values()))
+        locked = self._lock_slots(connection, wanted, wait=wait)
+        if len(locked) < len(wanted) and self._bring_back_slots(connection, wanted):
+            locked = self._lock_slots(connection, wanted, wait=wait)
+        return {key for key in keys if slots[key] in locked}
+
+    def _lock_slots(self, connection: Connection, wanted: Sequence[int], *, wait: bool) -> set[int]:
+        slot = self.tables.key_locks.c.slot
         query = self.by_primary_key(select(slot).where(slot.in_(wanted)).order_by(slot))
         query = query.with_for_update(key_share=True, skip_locked=not wait)
-        locked = set(connection.scalars(query))
-        if wait and len(locked) < len(wanted):
-            raise SchemaError(
-                f"The table {self.tables.key_locks.name!r} lacks rows, which create_schema() made. "
-                "Whoever emptied it has to bring them back: slots 0 to "
-                f"{KEY_SLOTS - 1}, one row each."
-            )
-        return {key for key in keys if slots[key] in locked}
+        return set(connection.scalars(query))
+
+    def _bring_back_slots(self, connection: Connection, wanted: Sequence[int]) -> bool:
+        """Insert the slots that somebody has deleted, who emptied all tables; tell whether any."""
+        slot = self.tables.key_locks.c.slot
+        there = set(connection.scalars(select(slot).where(slot.in_(wanted))))
+        missing = [{"slot": number} for number in wanted if number not in there]
+        if missing:
+            self.insert_if_absent(connection, self.tables.key_locks, missing)
+        return bool(missing)
 
     def reads_fresh(self, connection: Connection) -> bool:
         """Tell whether each statement of this transaction sees what was committed before it."""

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from asyncjobq import (
+    Concurrency,
     CycleError,
     InvalidJobError,
     JobContext,
@@ -116,6 +117,26 @@ class TestScope:
         assert await jobs.reclaim() == [first.id]
         assert (await jobs.row(first)).unique_held is None
         assert (await jobs.finish(claimed)).lost
+
+    async def test_ends_in_the_transaction_of_the_handler(
+        self, jobs: Jobs, application: AsyncEngine
+    ) -> None:
+        """Also where a claim went by limits."""
+        found: list[Any] = []
+
+        @jobs.scheduler.handler(limits=[Concurrency("one", 1)])
+        async def work(ctx: JobContext, key: str) -> None:
+            if key == "live":
+                async with AsyncSession(application) as session, session.begin():
+                    await ctx.complete(session, 1)
+            found.append(await ctx.enqueue(spec("other", unique_key=key)))
+
+        asked = [
+            await ask(jobs, key, args={"key": key}, unique_while=key) for key in ("live", "waiting")
+        ]
+        await jobs.scheduler.drain()
+        assert [job.existing for job in found] == [False, False]
+        assert not set(ids_of(asked)) & set(ids_of(found))
 
     @pytest.mark.parametrize("state", ["waiting", "running", "ended"])
     async def test_ends_with_its_period(self, jobs: Jobs, state: str) -> None:
