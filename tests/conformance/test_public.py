@@ -145,8 +145,8 @@ SCHEDULER = {
         "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'dict[State, int]'"
     ),
     "prune": (
-        "(self, *, older_than: 'Duration', states: 'States' = (<State.DONE: 'done'>, "
-        "<State.FAILED: 'failed'>, <State.CANCELLED: 'cancelled'>), limit: 'int | None' = None) "
+        "(self, *, older_than: 'Duration', states: 'States' = ('done', "
+        "'failed', 'cancelled'), limit: 'int | None' = None) "
         "-> 'int'"
     ),
     "remove_schedule": (
@@ -161,7 +161,7 @@ SCHEDULER = {
     ),
     "retry": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
     "retry_many": (
-        "(self, *, state: 'States' = <State.FAILED: 'failed'>, type: 'str | None' = None, "
+        "(self, *, state: 'States' = 'failed', type: 'str | None' = None, "
         "queue: 'str | None' = None, group_key: 'str | None' = None, "
         "session: 'AsyncCaller | None' = None) -> 'int'"
     ),

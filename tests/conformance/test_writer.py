@@ -112,7 +112,7 @@ class TestWriter:
     async def test_one_that_breaks_the_connection_for_a_while_is_written(self, jobs: Jobs) -> None:
         first, second = await jobs.leased(), await jobs.leased()
         items = [Finished(first.lease, succeeded("x")), Finished(second.lease, succeeded("y"))]
-        writer = OutcomeWriter(jobs.database)
+        writer = writer_of(jobs)
         told = [asyncio.ensure_future(writer.write(item)) for item in items]
         await asyncio.sleep(0)
         async with breaking(jobs, "x"):
