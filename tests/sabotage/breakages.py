@@ -132,8 +132,8 @@ BREAKAGES: Final = (
     Breakage(
         "a reclaim does not lock what it takes back",
         "lease.py",
-        "rows = backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired)",
-        "rows = list(connection.execute(select(*columns).where(jobs.c.id.in_(ids))))",
+        "backend.lock_rows(connection, ids, columns, jobs.c.in_flight, expired, ending=True)",
+        "connection.execute(select(*columns).where(jobs.c.id.in_(ids))).all()",
         ("test_reclaim.py::TestReclaim::test_with_a_renewal_at_any_moment",),
         SERVERS,
     ),
@@ -694,8 +694,8 @@ BREAKAGES: Final = (
     Breakage(
         "a claim waits for what a caller relies on",
         "backends/mysql.py",
-        "self.lock_rows(connection, wanted, [jobs.c.id], *conditions, ending=True)",
-        "self.lock_rows(connection, wanted, [jobs.c.id], *conditions)",
+        "rows = self.free_to_end(connection, rows_by_id(connection, query, wanted))",
+        "rows = rows_by_id(connection, query, wanted)",
         (
             "test_unique.py::TestBesideTheStart"
             "::test_an_open_transaction_keeps_it_from_being_started",
