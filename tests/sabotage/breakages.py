@@ -121,8 +121,8 @@ BREAKAGES: Final = (
     Breakage(
         "MySQL waits for locked rows",
         "backends/mysql.py",
-        "return by_key.with_for_update(skip_locked=True)",
-        "return by_key.with_for_update(skip_locked=False)",
+        "return self.by_key(query, table).with_for_update(skip_locked=True)",
+        "return self.by_key(query, table).with_for_update(skip_locked=False)",
         (
             "test_lease.py::TestRenewal::test_goes_round_what_somebody_holds",
             "test_lease.py::TestClaimBesideOthers::test_goes_round_what_another_is_claiming",
