@@ -23,8 +23,8 @@ BATCH_ROWS = 500
 BATCH_BYTES = 4_000_000
 HELD_PAUSE = 0.05
 BREAKS: Final = 5
-"""How often an outcome may break its connection, alone and while the database answers on others,
-before it is taken to be why."""
+"""How often an outcome may break its connection or meet an error that is not about its values,
+alone and while the database answers on others, before it is taken to be why."""
 
 
 class OutcomeWriter:
@@ -134,7 +134,7 @@ class OutcomeWriter:
     async def _is_refused(self, item: Finished, error: Exception) -> bool:
         if await self._passes(error):
             return False
-        if self._database.backend.fault_of(error) is not Fault.UNAVAILABLE:
+        if self._database.backend.fault_of(error) is Fault.DATA:
             return True
         self._breaks[item.lease] += 1
         return self._breaks[item.lease] >= BREAKS
