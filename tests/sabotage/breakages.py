@@ -515,7 +515,7 @@ BREAKAGES: Final = (
     ),
     Breakage(
         "a caller's old snapshot is believed when it cancels",
-        "backends/base.py",
+        "backends/keys.py",
         "return own or connection.get_isolation_level() in",
         "return True or own in",
         ("test_cancel_running.py::test_what_a_caller_cannot_see_is_cancelled_too",),
