@@ -236,7 +236,7 @@ class Worker:
 
     def _note_settled(self, settled: Settled) -> None:
         self._tick.note_settled(settled)
-        if settled.promoted or settled.ended:
+        if settled.promoted or settled.ended or settled.asked:
             self._wake.ring_here()
 
     async def _prune(self) -> None:

@@ -234,11 +234,11 @@ class TestKeys:
         assert ([job.limit_key for job in first.claimed], first.rekeyed) == (["tenant=a"], True)
         assert [job.limit_key for job in await claim(jobs, rules)] == ["tenant=b"]
 
-    def test_a_key_that_is_no_argument_is_refused(self) -> None:
+    async def test_a_key_that_is_no_argument_is_refused(self) -> None:
         with pytest.raises(HandlerError, match=r"keyed by 'tenent'.*It takes|keyed by 'tenent'"):
             rules_of(Concurrency("tenant", 1, key="tenent"))
 
-    def test_two_limits_of_one_name_are_refused(self) -> None:
+    async def test_two_limits_of_one_name_are_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="two different limits named 'gpu'"):
             rules_of(Concurrency("gpu", 1), general=[Concurrency("gpu", 2)])
 
@@ -437,6 +437,6 @@ async def _nothing() -> int:
     return 0
 
 
-def test_a_scheduler_refuses_what_is_no_limit() -> None:
+async def test_a_scheduler_refuses_what_is_no_limit() -> None:
     with pytest.raises(ConfigurationError, match="limits takes Concurrency, RateLimit"):
         Scheduler("sqlite+aiosqlite:///nowhere.db", limits=["gpu"])  # type: ignore[list-item]
