@@ -1,13 +1,13 @@
 """Unique keys: of all jobs that ask for a key, one at a time holds it.
 
-The holder is the row that has the key in `unique_held`, which a unique index allows once. The
+The holder is the row that has the key in `unique_held`, which the database allows once. The
 write that ends the scope takes it out: the claim, or the end of the job. A period that is past is
 ended by whoever asks next. Reclaiming and releasing never give a key back.
 
 Whoever asks for a key first locks out all others who do, until the transaction ends; then looks
-who holds it; and inserts where nobody does. So nobody ever meets the index with an error, which on
-some databases would end the caller's transaction. Where the transaction reads from a snapshot that
-may be old, the index is met all the same, behind a savepoint, and StaleSnapshotError says so.
+who holds it; and inserts where nobody does. So nobody ever meets a duplicate with an error, which
+on some databases would end the caller's transaction. Where the transaction reads from a snapshot
+that may be old, one may be met all the same, behind a savepoint: StaleSnapshotError says so.
 """
 
 from __future__ import annotations
