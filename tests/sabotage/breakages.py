@@ -93,6 +93,51 @@ BREAKAGES: Final = (
             "test_reclaim.py::TestLateOwner::test_changes_nothing",
         ),
     ),
+    Breakage(
+        "a renewal's write carries no fence",
+        "lease.py",
+        ".where(jobs.c.id.in_([lease.job_id for lease in chunk]), _fence(jobs, chunk))",
+        ".where(jobs.c.id.in_([lease.job_id for lease in chunk]))",
+        ("test_reclaim.py::test_every_write_for_a_lease_carries_its_fence",),
+    ),
+    Breakage(
+        "an outcome that was written before is lost",
+        "finalize.py",
+        "    _part_written(connection, backend, result)\n",
+        "",
+        (
+            "test_finalize.py::TestAgain::test_is_known_as_written",
+            "test_serve.py::TestServe::test_counts_what_was_written_although_it_was_not_told_so",
+        ),
+    ),
+    Breakage(
+        "whatever has its token counts as written before",
+        "finalize.py",
+        "row.lease_token != item.lease.token or row.error != item.outcome.error",
+        "row.lease_token != item.lease.token",
+        ("test_finalize.py::TestAgain::test_is_lost_where_another_wrote_the_end",),
+    ),
+    Breakage(
+        "an outage of a moment refuses an outcome",
+        "backends/base.py",
+        "OSError | TimeoutError | PoolTimeout | DatabaseUnavailableError",
+        "OSError | TimeoutError | PoolTimeout",
+        ("test_writer.py::TestWriter::test_an_outage_of_a_moment_is_no_refusal",),
+    ),
+    Breakage(
+        "an outcome that breaks its connection is tried for ever",
+        "writer.py",
+        "return self._breaks[item.lease] >= BREAKS",
+        "return False",
+        ("test_writer.py::TestWriter::test_one_that_breaks_the_connection_holds_up_no_other",),
+    ),
+    Breakage(
+        "a job that cannot be started strands its claim",
+        "tick.py",
+        "except Exception as error:  # the others are leased too, and must not be left so",
+        "except LookupError as error:",
+        ("test_serve.py::TestServe::test_one_that_cannot_be_started_strands_no_other",),
+    ),
     # -- locks ----------------------------------------------------------------------------------
     Breakage(
         "PostgreSQL waits for locked rows",
