@@ -39,12 +39,12 @@ async def test_a_busy_worker_hears_it_at_once(case: Case) -> None:
 
 
 async def test_at_any_moment_of_many_short_jobs(case: Case) -> None:
-    worker = case.start_worker(lease_ttl=30.0)
-    await case.up(worker)
     jobs = await case.add_many([f"job {number}" for number in range(JOBS)], seconds=SECONDS)
     behind = [
         await case.add(f"behind {number}", depends_on=[job]) for number, job in enumerate(jobs)
     ]
+    worker = case.start_worker(lease_ttl=30.0)  # now, so that not all have ended too soon
+    await case.up(worker)
     await case.scheduler.wait(jobs[0], timeout=20.0)
     order = random.sample(jobs, JOBS)
     said = await asyncio.gather(*map(cancelled(case), order))
