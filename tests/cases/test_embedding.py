@@ -16,8 +16,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from asyncjobq import Scheduler
 from cases.workers import FULL
 
@@ -135,12 +133,8 @@ def is_there(pid: int) -> bool:
     return True
 
 
-async def test_a_server_that_reloads_the_application(
-    prepared_url: str, backend_name: str, tmp_path: Path
-) -> None:
+async def test_a_server_that_reloads_the_application(prepared_url: str, tmp_path: Path) -> None:
     """After each change of the file one scheduler is alive, the new one; at the end none is."""
-    if backend_name != "sqlite" and not FULL:
-        pytest.skip("in the full run")
     async with reloading(prepared_url, tmp_path) as server, Scheduler(prepared_url) as scheduler:
         pids = [await server.up(1)]
         for number in range(3 if FULL else 1):
