@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Engine, Pool, event
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from asyncjobq.backends.base import Backend, Database, T, Work, sessions_of
 from asyncjobq.backends.keys import OWN
@@ -16,6 +17,9 @@ from asyncjobq.backends.loops import PerLoop
 from asyncjobq.clock import monotonic
 from asyncjobq.errors import CommitUnknownError
 from asyncjobq.transactions import Fault, reason_of, retrying
+
+OPENING_GRACE: Final = 1.0
+"""Seconds that a cancelled call waits for a connection which is being opened, to close it."""
 
 Watch = Callable[["ServerDatabase", Callable[[], None], float], Any]
 
@@ -79,14 +83,20 @@ class ServerDatabase(Database):
     async def detached(self) -> AsyncIterator[Any]:
         """Hold a driver's connection that takes no place in the pool, and end it afterwards."""
         engine = self._listen_engine or await self._pool.get()
-        async with engine.connect() as connection:
-            raw = await connection.get_raw_connection()
-            driver: Any = raw.driver_connection
-            raw.detach()
-            try:
-                yield driver
-            finally:
-                driver.terminate()  # at once: saying goodbye over a dead line can take minutes
+        opening = asyncio.ensure_future(_detached(engine))
+        try:
+            connection, driver = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # Cut short in the middle, it would be closed by nobody.
+            await asyncio.wait({opening}, timeout=OPENING_GRACE)
+            if opening.done() and not opening.cancelled() and opening.exception() is None:
+                await _end(*opening.result())
+            opening.cancel()
+            raise
+        try:
+            yield driver
+        finally:
+            await _end(connection, driver)
 
     async def close(self) -> None:
         await self._pool.close()
@@ -160,3 +170,16 @@ def _forget_idle(pool: Pool, limit: float) -> None:
     event.listen(pool, "checkin", returned)
     event.listen(pool, "checkout", taken)
     event.listen(pool, "close", closed)
+
+
+async def _detached(engine: AsyncEngine) -> tuple[AsyncConnection, Any]:
+    connection = await engine.connect()
+    raw = await connection.get_raw_connection()
+    driver: Any = raw.driver_connection
+    raw.detach()
+    return connection, driver
+
+
+async def _end(connection: AsyncConnection, driver: Any) -> None:
+    driver.terminate()  # at once: saying goodbye over a dead line can take minutes
+    await connection.close()
