@@ -118,11 +118,11 @@ BREAKAGES: Final = (
         ("test_finalize.py::TestAgain::test_is_lost_where_another_wrote_the_end",),
     ),
     Breakage(
-        "an outage of a moment refuses an outcome",
-        "backends/base.py",
-        "OSError | TimeoutError | PoolTimeout | DatabaseUnavailableError",
-        "OSError | TimeoutError | PoolTimeout",
-        ("test_writer.py::TestWriter::test_an_outage_of_a_moment_is_no_refusal",),
+        "one broken connection refuses an outcome",
+        "writer.py",
+        "if self._database.backend.fault_of(error) is Fault.DATA:",
+        "if self._database.backend.fault_of(error) is not Fault.CONFLICT:",
+        ("test_writer.py::TestWriter::test_one_that_breaks_the_connection_for_a_while_is_written",),
     ),
     Breakage(
         "an outcome that breaks its connection is tried for ever",
