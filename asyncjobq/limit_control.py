@@ -12,11 +12,11 @@ from sqlalchemy import Connection, delete, func, select, update
 from asyncjobq.backends.base import Backend
 from asyncjobq.errors import ConfigurationError, LeaseLostError
 from asyncjobq.lease import Lease
-from asyncjobq.limit_rules import LimitRules
+from asyncjobq.limit_rules import LimitRules, Place
 from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.meters import BudgetMeter, Level, meter_of
 from asyncjobq.models import LANE, in_state
-from asyncjobq.permits import Place, as_set, live_permits, open_permits, save_level
+from asyncjobq.permits import as_set, live_permits, open_permits, save_level
 from asyncjobq.states import State
 
 

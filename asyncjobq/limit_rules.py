@@ -11,6 +11,9 @@ from asyncjobq.errors import ConfigurationError
 from asyncjobq.handlers import AnyHandler, Handlers
 from asyncjobq.limits import GROUP, Limit, check_fits, joined, parted
 
+Place = tuple[str, str]
+"""A limit's name and a value of its key."""
+
 
 class Placed(Protocol):
     """A lane, or a job in one."""
@@ -33,7 +36,7 @@ class Use:
     value: str
 
     @property
-    def place(self) -> tuple[str, str]:
+    def place(self) -> Place:
         """What names the limit's row."""
         return self.limit.name, self.value
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, update
 
 from asyncjobq import codec, ready
 from asyncjobq.backends.base import Backend, Lane, Take
 from asyncjobq.lease import Claimed, Defaults, claim_columns, claim_values, claimed_from
-from asyncjobq.limit_rules import LimitRules, Use
+from asyncjobq.limit_rules import LimitRules, Place, Use
 from asyncjobq.limits import Capacity
-from asyncjobq.permits import Permits, Place, open_permits, save_permits
+from asyncjobq.permits import Permits, open_permits, save_permits
 
-REKEYED: int = 500
+REKEYED: Final = 500
 """Jobs of a lane that are given their key at once."""
 
 
@@ -43,10 +43,13 @@ def claim_limited_once(
 ) -> LimitedClaim:
     """Lease jobs as far as their limits allow; each take has one lane."""
     result = LimitedClaim()
-    keyless = [take for take in takes if not rules.has_keys_of(take.lanes[0])]
-    for take in keyless:
-        result.rekeyed |= _rekey(connection, backend, take.lanes[0], rules)
-    by_take = {take: _kept(rules.uses(take.lanes[0])) for take in takes if take not in keyless}
+    by_take: dict[Take, list[Use]] = {}
+    for take in takes:
+        lane = take.lanes[0]
+        if rules.has_keys_of(lane):
+            by_take[take] = _kept(rules.uses(lane))
+        else:
+            result.rekeyed |= _rekey(connection, backend, lane, rules)
     permits = open_permits(connection, backend, {use for uses in by_take.values() for use in uses})
     result.missing = permits.missing
     chosen: list[int] = []

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from asyncjobq.backends.base import Lane, Take
 from asyncjobq.lease import Claimed
-from asyncjobq.limit_rules import LimitRules, Placed
+from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limited import LimitedClaim
-from asyncjobq.limits import Capacity, Concurrency
+from asyncjobq.limits import Capacity
 from asyncjobq.openings import Capacities, Openings
 
 
@@ -62,10 +62,6 @@ class Limiter:
     def told(self) -> None:
         """Note that a job may have ended elsewhere."""
         self._openings.told()
-
-    def frees(self, job: Placed) -> bool:
-        """Tell whether the end of a job makes room for others under a limit."""
-        return any(isinstance(limit, Concurrency) for limit in self.rules.of(job.queue, job.type))
 
     def close(self) -> None:
         """Ask nothing more."""

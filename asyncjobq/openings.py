@@ -9,12 +9,10 @@ from math import inf
 from typing import Final
 
 from asyncjobq.clock import monotonic
-from asyncjobq.limit_rules import Use
+from asyncjobq.limit_rules import Place, Use
 from asyncjobq.limits import Capacity
 
 logger = logging.getLogger("asyncjobq.limits")
-
-Place = tuple[str, str]
 
 PATIENCE: Final = 0.1
 """Seconds that a claim waits for the answer of a capacity."""
@@ -41,9 +39,10 @@ class Openings:
         """Tell whether one of these limits has no room, as far as this worker knows."""
         return any(self._is_closed(use.place) for use in uses)
 
-    def ended(self, uses: Iterable[Use]) -> set[Place]:
-        """Open what the end of a job here may have made room in; return what was closed."""
-        return {use.place for use in uses if self._reopen(use.place)}
+    def ended(self, uses: Iterable[Use]) -> None:
+        """Open what the end of a job here may have made room in."""
+        for use in uses:
+            self._reopen(use.place)
 
     def told(self) -> None:
         """Open what the end of a job elsewhere may have made room in."""
@@ -62,9 +61,9 @@ class Openings:
         until = self._until.get(place)
         return until is not None and until > monotonic()
 
-    def _reopen(self, place: Place) -> bool:
+    def _reopen(self, place: Place) -> None:
         self._untold.discard(place)
-        return self._until.pop(place, None) is not None
+        self._until.pop(place, None)
 
 
 class Capacities:

@@ -17,11 +17,9 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from asyncjobq.backends.base import Backend, chunked
-from asyncjobq.limit_rules import Use
+from asyncjobq.limit_rules import Place, Use
 from asyncjobq.limits import Concurrency, Limit
 from asyncjobq.meters import Level, Meter, meter_of
-
-Place = tuple[str, str]
 
 
 @dataclass
