@@ -8,7 +8,7 @@ from asyncjobq.backends.base import Backend
 from asyncjobq.codec import Encoded
 from asyncjobq.errors import LeaseLostError
 from asyncjobq.lease import Lease, completed_among, still_ours
-from asyncjobq.transition import Locked, fence, fence_values
+from asyncjobq.transition import fence, fence_values
 
 
 def store_checkpoint(
@@ -42,6 +42,6 @@ def _write(connection: Connection, backend: Backend, lease: Lease, value: Encode
     jobs = backend.tables.jobs
     new_value = bindparam("new_checkpoint", type_=jobs.c.checkpoint.type)
     values = {"checkpoint": new_value, "updated_at": backend.now()}
-    fenced = fence_values(Locked(lease.job_id, lease.owner, lease.token))
+    fenced = fence_values(lease.row)
     statement = update(jobs).where(fence(backend.tables)).values(values)
     return connection.execute(statement, {**fenced, "new_checkpoint": value}).rowcount == 1

@@ -16,7 +16,7 @@ from asyncjobq.enqueue import TOPIC
 from asyncjobq.errors import LeaseLostError
 from asyncjobq.lease import Lease, completed_among, store_progress
 from asyncjobq.states import State
-from asyncjobq.transition import End, Locked, end_unsettled, open_children
+from asyncjobq.transition import End, end_unsettled, open_children
 
 
 def complete_job(
@@ -41,7 +41,7 @@ def complete_job(
         store_progress(connection, backend, {lease: last.progress})
     waits = last.has_children and not backend.reads_fresh(connection)
     waits = waits or _has_open_children(connection, backend, lease.job_id)
-    end = End(Locked(lease.job_id, lease.owner, lease.token), State.DONE, result)
+    end = End(lease.row, State.DONE, result)
     end_unsettled(connection, backend, [end], waits=waits)
     backend.notify(connection, TOPIC)
 

@@ -59,7 +59,7 @@ def cancel_locked(
 
 def _end_unstarted(connection: Connection, backend: Backend, rows: Sequence[Any]) -> frozenset[int]:
     """End locked jobs that have not started; return those that wait for children to end first."""
-    ends = [End(_held(row), State.CANCELLED, error=ON_REQUEST) for row in rows]
+    ends = [End(Locked.of(row), State.CANCELLED, error=ON_REQUEST) for row in rows]
     if backend.reads_fresh(connection):
         return end_jobs(connection, backend, ends).waiting
     # A caller's old snapshot may lack neighbours: settling is to look for them, and containers
@@ -70,10 +70,6 @@ def _end_unstarted(connection: Connection, backend: Backend, rows: Sequence[Any]
         chosen = [end for end in ends if (end.row.id in waiting) == waits]
         end_unsettled(connection, backend, chosen, waits=waits)
     return frozenset(waiting)
-
-
-def _held(row: Any) -> Locked:
-    return Locked(row.id, row.lease_owner, row.lease_token)
 
 
 def retry_job(connection: Connection, backend: Backend, job_id: int) -> None:

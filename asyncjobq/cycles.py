@@ -75,9 +75,9 @@ def waiting_for_themselves(
         for job, upstreams in _edges_outward(connection, backend, chunk):
             way = way_round(connection, backend, upstreams, [job.parent_id])
             if way is not None:
-                locked = Locked(job.id, job.lease_owner, job.lease_token)
                 path = " → ".join(map(str, (job.id, *way, job.id)))
-                yield End(locked, State.CANCELLED, error=f"it would wait for itself: {path}")
+                error = f"it would wait for itself: {path}"
+                yield End(Locked.of(job), State.CANCELLED, error=error)
 
 
 def _edges_outward(

@@ -80,8 +80,7 @@ def waiting_in_vain(
     ends: dict[int, End] = {}
     for edge in sorted(edges):
         if edge.job in jobs and _is_vain(edge, states):
-            row = jobs[edge.job]
-            locked = Locked(row.id, row.lease_owner, row.lease_token)
+            locked = Locked.of(jobs[edge.job])
             error = f"upstream job {edge.upstream} {_became(states[edge.upstream])}"
             end = End(locked, State.CANCELLED, error=error, cause=edge.upstream)
             ends.setdefault(edge.job, end)

@@ -248,7 +248,7 @@ def _first_child(backend: Backend, state: State) -> ColumnElement[int | None]:
 
 
 def _closed(row: Any) -> End:
-    locked = Locked(row.id, row.lease_owner, row.lease_token)
+    locked = Locked.of(row)
     if row.kind == Kind.JOB:
         state = State.FAILED if row.error is not None else State.DONE
         state = State.CANCELLED if row.cancel_requested else state
@@ -267,6 +267,5 @@ def _closed(row: Any) -> End:
 
 
 def _cancelled_with_parent(row: Any) -> End:
-    locked = Locked(row.id, row.lease_owner, row.lease_token)
     error = f"cancelled with its parent, job {row.parent_id}"
-    return End(locked, State.CANCELLED, error=error, cause=row.parent_id)
+    return End(Locked.of(row), State.CANCELLED, error=error, cause=row.parent_id)

@@ -14,7 +14,7 @@ from asyncjobq.codec import Encoded
 from asyncjobq.lease import Lease, completed_among, still_ours, store_progress
 from asyncjobq.outcomes import Ending, Failure, Outcome
 from asyncjobq.states import TERMINAL, State
-from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
+from asyncjobq.transition import End, Return, end_jobs, return_jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,7 @@ def _shows(row: Any, item: Finished) -> bool:
 
 
 def _move(item: Finished, cancel_requested: bool) -> End | Return:
-    lease, outcome = item.lease, item.outcome
-    locked = Locked(lease.job_id, lease.owner, lease.token)
+    locked, outcome = item.lease.row, item.outcome
     if outcome.state in TERMINAL:
         return End(locked, outcome.state, outcome.result, outcome.error)
     if cancel_requested:

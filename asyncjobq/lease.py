@@ -60,6 +60,11 @@ class Lease:
     owner: str
     token: int
 
+    @property
+    def row(self) -> Locked:
+        """The job's row as it is while the lease stands: what its writes are fenced by."""
+        return Locked(self.job_id, self.owner, self.token)
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
@@ -223,7 +228,7 @@ def store_progress(
     value = bindparam("new_progress", type_=jobs.c.progress.type)
     statement = update(jobs).where(fence(backend.tables)).values(progress=value)
     rows = [
-        {**fence_values(Locked(lease.job_id, lease.owner, lease.token)), "new_progress": text}
+        {**fence_values(lease.row), "new_progress": text}
         for lease, text in sorted(progress.items(), key=lambda item: item[0].job_id)
     ]
     connection.execute(statement, rows)
@@ -302,7 +307,7 @@ def reclaim_once(connection: Connection, backend: Backend, limit: int = 500) -> 
 
 
 def _taken_back(row: Any) -> End | Return:
-    locked = Locked(row.id, row.lease_owner, row.lease_token)
+    locked = Locked.of(row)
     if row.cancel_requested:
         return End(locked, State.CANCELLED, error="cancelled on request; its worker was lost")
     if row.max_attempts is not None and row.attempt >= row.max_attempts:

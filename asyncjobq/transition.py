@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import (
     Boolean,
@@ -43,6 +43,11 @@ class Locked:
     id: int
     owner: str | None
     token: int
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """Take these from a row that was read under its lock."""
+        return cls(row.id, row.lease_owner, row.lease_token)
 
 
 @dataclass(frozen=True, slots=True)

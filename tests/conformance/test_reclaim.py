@@ -8,7 +8,7 @@ import pytest
 
 from asyncjobq import State
 from asyncjobq.lease import Lease, extend, reclaim_once
-from asyncjobq.transition import End, Locked, Return, end_jobs, return_jobs
+from asyncjobq.transition import End, Return, end_jobs, return_jobs
 from conformance.kit import Jobs
 from conformance.steps import TTL, assert_one_of_them, holding, ids_of, impostor, renewing
 
@@ -134,7 +134,7 @@ async def test_every_write_for_a_lease_carries_its_fence(jobs: Jobs, wrong: str)
     await jobs.spoil(other, lease_token=7)
     before = await jobs.row(claimed)
     lease = impostor(claimed.lease, wrong)
-    stale = Locked(lease.job_id, lease.owner, lease.token)
+    stale = lease.row
     others = Lease(other.lease.job_id, other.lease.owner, 7)
     for leases in ([lease], [lease, others]):
         await jobs.do(partial(extend, leases=leases, ttl=TTL))

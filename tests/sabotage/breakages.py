@@ -35,8 +35,8 @@ _UNLOCKED: Final = (
     "_columns(backend).where(backend.tables.jobs.c.id.in_({})))}}"
 )
 _ANYBODY: Final = (
-    'Locked(*connection.execute(__import__("sqlalchemy").select(jobs.c.id, jobs.c.lease_owner, '
-    "jobs.c.lease_token).where(jobs.c.id == lease.job_id)).one())"
+    'type(lease.row)(*connection.execute(__import__("sqlalchemy").select(jobs.c.id, '
+    "jobs.c.lease_owner, jobs.c.lease_token).where(jobs.c.id == lease.job_id)).one())"
 )
 """In place of a lease: whoever has the job."""
 
@@ -815,7 +815,7 @@ BREAKAGES: Final = (
     Breakage(
         "a checkpoint carries no fence",
         "checkpoints.py",
-        "fence_values(Locked(lease.job_id, lease.owner, lease.token))",
+        "fence_values(lease.row)",
         f"fence_values({_ANYBODY})",
         ("test_checkpoint.py::TestFence::test_of_somebody_else",),
     ),
@@ -829,7 +829,7 @@ BREAKAGES: Final = (
     Breakage(
         "progress carries no fence",
         "lease.py",
-        "{**fence_values(Locked(lease.job_id, lease.owner, lease.token)),",
+        "{**fence_values(lease.row),",
         f"{{**fence_values({_ANYBODY}),",
         ("test_progress.py::TestFence::test_of_the_write_itself",),
     ),
