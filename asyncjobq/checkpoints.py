@@ -6,8 +6,7 @@ from sqlalchemy import Connection, bindparam, update
 
 from asyncjobq.backends.base import Backend
 from asyncjobq.codec import Encoded
-from asyncjobq.errors import LeaseLostError
-from asyncjobq.lease import Lease, completed_among, still_ours
+from asyncjobq.lease import Lease, loss_of, still_ours
 from asyncjobq.transition import fence, fence_values
 
 
@@ -20,8 +19,7 @@ def store_checkpoint(
     """
     backend.refuse_snapshot(connection, "ctx.checkpoint()")
     if not _write(connection, backend, lease, value):
-        over = bool(completed_among(connection, backend, [lease]))
-        raise LeaseLostError(lease.job_id, over=over)
+        raise loss_of(connection, backend, lease)
 
 
 def checkpoint_once(connection: Connection, backend: Backend, lease: Lease, value: Encoded) -> bool:
@@ -35,13 +33,13 @@ def checkpoint_once(connection: Connection, backend: Backend, lease: Lease, valu
             return False
     elif _write(connection, backend, lease, value):
         return True
-    raise LeaseLostError(lease.job_id, over=bool(completed_among(connection, backend, [lease])))
+    raise loss_of(connection, backend, lease)
 
 
 def _write(connection: Connection, backend: Backend, lease: Lease, value: Encoded) -> bool:
     jobs = backend.tables.jobs
     new_value = bindparam("new_checkpoint", type_=jobs.c.checkpoint.type)
     values = {"checkpoint": new_value, "updated_at": backend.now()}
-    fenced = fence_values(lease.row)
     statement = update(jobs).where(fence(backend.tables)).values(values)
-    return connection.execute(statement, {**fenced, "new_checkpoint": value}).rowcount == 1
+    fenced = {**fence_values(lease.row), "new_checkpoint": value}
+    return connection.execute(statement, fenced).rowcount == 1

@@ -13,8 +13,7 @@ from asyncjobq.backends.base import Backend
 from asyncjobq.codec import Encoded
 from asyncjobq.context import LastWords
 from asyncjobq.enqueue import TOPIC
-from asyncjobq.errors import LeaseLostError
-from asyncjobq.lease import Lease, completed_among, store_progress
+from asyncjobq.lease import Lease, loss_of, store_progress
 from asyncjobq.states import State
 from asyncjobq.transition import End, end_unsettled, open_children
 
@@ -35,8 +34,7 @@ def complete_job(
     columns = [jobs.c.lease_owner, jobs.c.lease_token]
     row = backend.wait_for_row(connection, lease.job_id, columns)
     if row is None or (row.lease_owner, row.lease_token) != (lease.owner, lease.token):
-        over = bool(completed_among(connection, backend, [lease]))
-        raise LeaseLostError(lease.job_id, over=over)
+        raise loss_of(connection, backend, lease)
     if last.progress is not None:
         store_progress(connection, backend, {lease: last.progress})
     waits = last.has_children and not backend.reads_fresh(connection)

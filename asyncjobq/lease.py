@@ -33,6 +33,7 @@ from asyncjobq.attempts import Unsuccessful, keep_attempts
 from asyncjobq.backends.base import Backend, Take, chunked
 from asyncjobq.codec import Encoded
 from asyncjobq.column_types import Key
+from asyncjobq.errors import LeaseLostError
 from asyncjobq.outcomes import Ending, Failure
 from asyncjobq.states import State, UniqueWhile
 from asyncjobq.transition import (
@@ -255,6 +256,12 @@ def completed_among(
             if row.lease_token == by_id[row.id].token:
                 found[by_id[row.id]] = State(row.state)
     return found
+
+
+def loss_of(connection: Connection, backend: Backend, lease: Lease) -> LeaseLostError:
+    """Return what to raise for a lease that is gone, which says if its own handler has ended it."""
+    over = bool(completed_among(connection, backend, [lease]))
+    return LeaseLostError(lease.job_id, over=over)
 
 
 def still_ours(connection: Connection, backend: Backend, leases: Collection[Lease]) -> set[Lease]:
