@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -14,6 +15,7 @@ from databases import Databases
 from servers import BACKENDS, Servers
 from throwaway import MissingServerError
 
+DEVELOPMENT_MODE = "PYTHONDEVMODE"
 SERVERS = pytest.StashKey[Servers]()
 
 
@@ -25,6 +27,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = servers
     config.pluginmanager.register(BackendReport(servers), "asyncjobq-backend-report")
     config.add_cleanup(servers.close)
+    if hasattr(config, "workerinput"):
+        os.environ.pop(DEVELOPMENT_MODE, None)  # it is not for the programs that tests start
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Hand `-X dev` on to the processes of pytest-xdist, which are started without it."""
+    if sys.flags.dev_mode:
+        os.environ[DEVELOPMENT_MODE] = "1"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -292,7 +292,9 @@ class TestEnqueued:
         await told()
         assert [one.job_id for one in seen.events[2:]] == [again.id]
 
-    @pytest.mark.parametrize("end", [AsyncSession.rollback, AsyncSession.close], ids=str)
+    @pytest.mark.parametrize(
+        "end", [AsyncSession.rollback, AsyncSession.close], ids=["rollback", "close"]
+    )
     async def test_never_after_a_rollback(
         self, jobs: Jobs, seen: Seen, session: AsyncSession, end: End
     ) -> None:
@@ -500,7 +502,7 @@ class TestSubscribers:
     @pytest.mark.parametrize(
         "kind",
         ["failed", Exception, events.Failed(error="", job_id=1, type="", queue="", group_key="")],
-        ids=str,
+        ids=["name", "foreign", "event"],
     )
     def test_what_is_no_kind_is_refused(self, kind: Any) -> None:
         scheduler = Scheduler("sqlite+aiosqlite:///never.db")

@@ -1,6 +1,6 @@
 """Break a copy of the library in one place after the other, and demand that a test notices.
 
-    python tests/sabotage/run.py [--backend NAME]... [WORDS OF A BREAKAGE'S NAME]...
+    python tests/sabotage/run.py [--backend NAME]... [--jobs N] [WORDS OF A BREAKAGE'S NAME]...
 
 A breakage must turn one of its tests red on every backend that it concerns, and leave another one
 green. Before that, all these tests must pass on the unbroken copy. Backends that are not on this
@@ -17,8 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final
 from xml.etree import ElementTree
 
@@ -66,7 +68,11 @@ class Copy:
             path.write_text(text)
 
     def results(
-        self, tests: Iterable[str], backends: Sequence[str], patience: float = 10
+        self,
+        tests: Iterable[str],
+        backends: Sequence[str],
+        patience: float = 10,
+        longest: float = LONGEST,
     ) -> dict[str, set[str]]:
         """Run tests; return which outcomes each had: `passed`, `failed` or `skipped`.
 
@@ -87,7 +93,7 @@ class Copy:
                     env={**self._environment, "ASYNCJOBQ_TEST_PATIENCE": str(patience)},
                     stdout=log,
                     stderr=log,
-                    timeout=LONGEST,
+                    timeout=longest,
                     check=False,
                 )
             except subprocess.TimeoutExpired:
@@ -136,7 +142,7 @@ def verdict(breakage: Breakage, backend: str, results: dict[str, set[str]]) -> s
 def check_unbroken(copy: Copy, chosen: Sequence[Breakage], backends: Sequence[str]) -> None:
     """Exit unless all tests pass without any breakage."""
     tests = [test for breakage in chosen for test in (*breakage.tests, breakage.unharmed)]
-    results = copy.results(tests, backends)
+    results = copy.results(tests, backends, longest=LONGEST * len(chosen))
     failed = sorted(name for name, outcomes in results.items() if "failed" in outcomes)
     if failed or not results:
         raise SystemExit(f"without any breakage, {failed or 'nothing'} fails:\n{copy.log()}")
@@ -156,25 +162,40 @@ def servers_of(wanted: Sequence[str], servers: Servers) -> Iterator[tuple[str, s
         yield backend, url
 
 
-def run(copy: Copy, chosen: Sequence[Breakage], backends: Sequence[str]) -> int:
+def run(copies: Sequence[Copy], chosen: Sequence[Breakage], backends: Sequence[str]) -> int:
     """Try each breakage; print a line for each, and return how many were not noticed."""
-    missed = 0
-    for breakage in chosen:
-        concerned = [name for name in breakage.backends if name in (*backends, *NONE)]
-        begun = time.monotonic()
-        with copy.broken(breakage):
-            results = copy.results((breakage.unharmed, *breakage.tests), concerned, patience=4)
-        verdicts = {name: verdict(breakage, name, results) for name in concerned}
-        missed += any(word != "red" for word in verdicts.values())
-        cells = "  ".join(f"{name} {word}" for name, word in verdicts.items())
-        print(f"{time.monotonic() - begun:5.1f} s  {breakage.name:<56}  {cells}", flush=True)
-    return missed
+    spare: SimpleQueue[Copy] = SimpleQueue()
+    for copy in copies:
+        spare.put(copy)
+
+    def noticed(breakage: Breakage) -> bool:
+        copy = spare.get()
+        try:
+            return is_noticed(copy, breakage, backends)
+        finally:
+            spare.put(copy)
+
+    with ThreadPoolExecutor(len(copies)) as threads:
+        return list(threads.map(noticed, chosen)).count(False)
+
+
+def is_noticed(copy: Copy, breakage: Breakage, backends: Sequence[str]) -> bool:
+    """Try one breakage, print its line, and return whether a test was red on every backend."""
+    concerned = [name for name in breakage.backends if name in (*backends, *NONE)]
+    begun = time.monotonic()
+    with copy.broken(breakage):
+        results = copy.results((breakage.unharmed, *breakage.tests), concerned, patience=4)
+    verdicts = {name: verdict(breakage, name, results) for name in concerned}
+    cells = "  ".join(f"{name} {word}" for name, word in verdicts.items())
+    print(f"{time.monotonic() - begun:5.1f} s  {breakage.name:<56}  {cells}", flush=True)
+    return all(word == "red" for word in verdicts.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Break the library and demand that tests notice.")
     parser.add_argument("words", nargs="*", help="only breakages with these words in their name")
     parser.add_argument("--backend", action="append", choices=ALL, help="only this one")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are tried at one time")
     given = parser.parse_args()
     chosen = [b for b in BREAKAGES if all(word in b.name for word in given.words)]
     servers = Servers(os.environ)
@@ -183,9 +204,10 @@ def main() -> None:
         urls = {url_variable(name): url for name, url in found.items() if url}
         environment = {**os.environ, **urls, "ASYNCJOBQ_REQUIRE_BACKENDS": ""}
         with tempfile.TemporaryDirectory(prefix="asyncjobq-sabotage-") as folder:
-            copy = Copy(Path(folder).resolve() / "copy", environment)
-            check_unbroken(copy, chosen, list(found))
-            missed = run(copy, chosen, list(found))
+            places = [Path(folder).resolve() / f"copy{number}" for number in range(given.jobs)]
+            copies = [Copy(place, environment) for place in places]
+            check_unbroken(copies[0], chosen, list(found))
+            missed = run(copies, chosen, list(found))
     finally:
         servers.close()
     print(f"{len(chosen)} breakages, {missed} not noticed everywhere")
