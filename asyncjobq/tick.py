@@ -50,6 +50,8 @@ class Tick:
         self.on_end: Callable[[int, State], None] = lambda job_id, state: None
         self.chores_at = 0.0
         """When the chores are due next, by the monotonic clock."""
+        self.interrupted = False
+        """Whether the last claim left off before the slots were full or the jobs at an end."""
         self.firing = Firing(database, handlers.definitions)
         self._expected = inf
         self._sweep = Sweep()
@@ -69,19 +71,28 @@ class Tick:
     # -- scan, rank, lease ----------------------------------------------------------------------
 
     async def claim_once(self) -> int:
-        """Fill the free slots as far as there are jobs; returns how many were started."""
-        await self._limiter.ask()
+        """Fill the free slots as far as there are jobs; returns how many were started.
+
+        It leaves off once the chores are due, and says so in `interrupted`: where jobs end as fast
+        as they are claimed, slots are free for ever.
+        """
+        self.interrupted = False
+        if self._slots.free > 0:
+            await self._limiter.ask()
         started = 0
         in_the_middle = self._lanes.cut  # of a round that an earlier call began
         while self._slots.free > 0:
             lanes = await self._database.read(self._scan)
-            claimed = await self._claim_from(lanes)
+            free = self._slots.free
+            claimed = await self._claim_from(lanes, free)
             started += claimed
-            if self._lanes.cut or self._again:
-                continue
-            if not in_the_middle:
+            if not (self._lanes.cut or self._again or claimed >= free):
+                if not in_the_middle:
+                    break
+                in_the_middle = False
+            if self._slots.free > 0 and monotonic() >= self.chores_at:
+                self.interrupted = True
                 break
-            in_the_middle = False
         return started
 
     def _scan(self, connection: Connection) -> list[Lane]:
@@ -89,12 +100,16 @@ class Tick:
         queues = tuple(queue for queue, slots in free.items() if slots > 0)
         return self._lanes.scan_once(connection, self._database.backend, queues)
 
-    async def _claim_from(self, lanes: list[Lane]) -> int:
-        """Claim from these lanes until they are empty or the slots are full."""
+    async def _claim_from(self, lanes: list[Lane], most: int) -> int:
+        """Claim at most so many jobs from these lanes.
+
+        Slots that are freed meanwhile wait for the next scan: it may show other groups, which must
+        have their turn.
+        """
         total, self._again = 0, False
-        while (lanes := self._limiter.open(lanes)) and self._slots.free > 0:
+        while (lanes := self._limiter.open(lanes)) and total < most:
             takes = self._share.allocate(
-                lanes, self._slots.free_by_queue, self._slots.free, self._limiter.is_limited
+                lanes, self._slots.free_by_queue, most - total, self._limiter.is_limited
             )
             if not takes:
                 break

@@ -184,6 +184,14 @@ class Worker:
         await self._tick.claim_once()
         if monotonic() >= self._tick.chores_at and await self._tick.chores_once():
             await self._tick.claim_once()
+        if not self._tick.interrupted:
+            await self._rest()
+        if self._wake.take_news():
+            self._tick.chores_at = 0.0
+            self._limiter.told()
+
+    async def _rest(self) -> None:
+        """Sleep until there may be something to do, or stop because there will be nothing."""
         if self._ends_when_idle and await self._is_idle():
             for _ in range(2):
                 await self._unserved.look_once()
@@ -191,9 +199,6 @@ class Worker:
             return
         due = max(0.0, self._tick.chores_at - monotonic())
         await self._wake.sleep(min(self.settings.poll_interval, due, self._limiter.opens_in))
-        if self._wake.take_news():
-            self._tick.chores_at = 0.0
-            self._limiter.told()
 
     async def _is_idle(self) -> bool:
         return await self._tick.is_idle(scheduled=self._waits_for_scheduled)

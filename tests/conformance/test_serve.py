@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from asyncjobq import (
+    Concurrency,
     DatabaseUnavailableError,
     Handlers,
     JobFailed,
+    Limit,
     SchedulerStateError,
     State,
 )
+from asyncjobq.backends.base import Take
 from asyncjobq.finalize import Written
+from asyncjobq.lease import Claimed
+from asyncjobq.tick import Tick
 from conformance.kit import Jobs
 from conformance.running import Latch, served, serving, until
 
@@ -311,3 +317,51 @@ class TestCancel:
             latch.go_on.set()
             await asyncio.wait({task})
         assert task.cancelled()
+
+
+class TestWhereJobsEndAsFastAsTheyAreClaimed:
+    """Each claim leaves a slot free, as if one of its jobs had ended by then."""
+
+    COUNT = 40
+
+    async def positions(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, limits: Sequence[Limit]
+    ) -> dict[str, int]:
+        """Serve a group with many jobs; return behind how many of them others have run."""
+        claim, order = Tick._claim, list[str]()
+
+        async def claim_until_one_has_ended(tick: Tick, takes: list[Take]) -> list[Claimed]:
+            claimed = await claim(tick, takes)
+            while tick._slots.free == 0:
+                await asyncio.sleep(0)
+            return claimed
+
+        monkeypatch.setattr(Tick, "_claim", claim_until_one_has_ended)
+        scheduler = jobs.another(concurrency=2, poll_interval=0.01, limits=limits)
+
+        @scheduler.handler
+        async def crowd(number: int) -> None:
+            if number == 4:
+                await scheduler.enqueue(newcomer.job(), group_key="another")
+                await scheduler.enqueue(due.job(), group_key="third", run_after=0.001)
+            order.append("crowd")
+
+        @scheduler.handler
+        async def newcomer() -> None:
+            order.append("newcomer")
+
+        @scheduler.handler
+        async def due() -> None:
+            order.append("due")
+
+        await scheduler.enqueue_many(crowd.job(number) for number in range(self.COUNT))
+        await scheduler.drain(scheduled=True)
+        return {name: order.index(name) for name in ("newcomer", "due")}
+
+    @pytest.mark.parametrize("limits", [[], [Concurrency("wide", 1000)]], ids=["free", "limited"])
+    async def test_others_have_their_turn(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, limits: list[Limit]
+    ) -> None:
+        positions = await self.positions(jobs, monkeypatch, limits)
+        assert positions["newcomer"] < self.COUNT / 2
+        assert positions["due"] < self.COUNT
