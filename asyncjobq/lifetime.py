@@ -7,6 +7,7 @@ import functools
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from itertools import chain, repeat
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -63,18 +64,20 @@ def block(function: Callable[P, AsyncIterator[T]]) -> Callable[P, Block[T]]:
     return made
 
 
-async def ended(task: asyncio.Task[Any], stop: Callable[[], None]) -> None:
+async def ended(
+    task: asyncio.Task[Any], stop: Callable[[], None], hurry: Callable[[], None]
+) -> None:
     """Wait for a task; a cancellation of the waiter becomes a call of `stop` and is raised later.
 
-    The task is never cancelled. Each further cancellation calls `stop` again.
+    The task is never cancelled. Each further cancellation calls `hurry`.
     """
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
+            (stop if cancelled is None else hurry)()
             cancelled = error
-            stop()
     if cancelled is not None:
         if not task.cancelled():
             task.exception()  # seen; what counts for the caller is the cancellation
@@ -83,12 +86,17 @@ async def ended(task: asyncio.Task[Any], stop: Callable[[], None]) -> None:
 
 
 @contextmanager
-def signals_handled(handle: Callable[[], Any]) -> Iterator[None]:
-    """Call `handle` at each SIGINT and SIGTERM, in the running loop."""
+def signals_handled(stop: Callable[[], None], hurry: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at the first SIGINT or SIGTERM, `hurry` at each further, in the running loop."""
     loop = asyncio.get_running_loop()
+    calls = chain([stop], repeat(hurry))
+
+    def told() -> None:
+        next(calls)()
+
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
-        loop.add_signal_handler(number, handle)
+        loop.add_signal_handler(number, told)
     try:
         yield
     finally:

@@ -139,11 +139,11 @@ class Worker:
         self._tick.firing.enabled = False
         self._declared.set()
 
-    def stop(self) -> None:
-        """Claim nothing more and let jobs end for `stop_timeout`; called again, do not wait."""
-        if self._stopping.is_set():
+    def stop(self, *, now: bool = False) -> None:
+        """Claim nothing more, and let jobs end for `stop_timeout` unless it must be `now`."""
+        if now:
             self._hurrying.set()
-        else:
+        if not self._stopping.is_set():
             logger.info("Worker %s stops.", self.settings.worker_id)
         self._stopping.set()
         self._slots.close()

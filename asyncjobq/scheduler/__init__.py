@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from sqlalchemy.engine import URL
@@ -125,7 +126,7 @@ class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
             yield self
         finally:
             self.stop()
-            await ended(task, self.stop)
+            await ended(task, self._hurry, self._hurry)
 
     def run(self) -> None:
         """Run jobs until SIGINT or SIGTERM: for scripts, which have no event loop yet."""
@@ -133,13 +134,20 @@ class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
 
     async def serve_until_signalled(self) -> None:
         """Serve until SIGINT or SIGTERM, which stops in good order; a second one stops at once."""
-        with signals_handled(self.stop):
+        with signals_handled(self.stop, self._hurry):
             await self.serve()
 
-    def stop(self) -> None:
-        """Ask `serve()` to end in good order; a second call cuts the waiting short."""
+    def stop(self, *, now: bool = False) -> None:
+        """Ask `serve()` to end in good order: jobs may go on for `stop_timeout`.
+
+        With `now`, they are interrupted at once, which costs them no attempt. From any task of the
+        loop that serves; without a worker it does nothing.
+        """
         if self._worker is not None:
-            self._worker.stop()
+            self._worker.stop(now=now)
+
+    def _hurry(self) -> None:
+        self.stop(now=True)
 
     async def drain(self, *, scheduled: bool = False) -> dict[State, int]:
         """Run jobs until nothing of this scheduler's queues and types is runnable or running.
@@ -173,7 +181,7 @@ class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
         work = self._serve(worker, in_background)
         task = asyncio.create_task(work, name="asyncjobq worker")
         try:
-            await ended(task, worker.stop)
+            await ended(task, worker.stop, partial(worker.stop, now=True))
         finally:
             self._worker = None
             self._subscribers.home = None

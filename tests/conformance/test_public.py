@@ -180,7 +180,7 @@ SCHEDULER = {
     "serve": "(self) -> 'None'",
     "serve_until_signalled": "(self) -> 'None'",
     "serving": "(self) -> 'AsyncIterator[Self]'",
-    "stop": "(self) -> 'None'",
+    "stop": "(self, *, now: 'bool' = False) -> 'None'",
     "subscribe": (
         "(self, function: 'Callable[[Any], object]', /, *kinds: 'type[Event]') "
         "-> 'Callable[[], None]'"

@@ -24,6 +24,7 @@ from asyncjobq.lease import Claimed
 from asyncjobq.tick import Tick
 from conformance.kit import Jobs
 from conformance.running import Latch, served, serving, until
+from conformance.steps import PATIENCE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -224,14 +225,25 @@ class TestStop:
         assert (row.state, row.attempt, row.in_flight) == (State.READY, 0, False)
         assert latch.cancelled == 1
 
-    async def test_asked_twice_does_not_wait(self, jobs: Jobs) -> None:
+    async def test_now_does_not_wait(self, jobs: Jobs) -> None:
         latch = Latch(jobs.scheduler)
         async with served(jobs.scheduler):
             job = await latch.enqueue(jobs.scheduler)
             jobs.scheduler.stop()
             await asyncio.sleep(0)
-            jobs.scheduler.stop()
+            jobs.scheduler.stop(now=True)
         assert await jobs.state(job) == State.READY
+
+    async def test_asked_again_waits_all_the_same(self, jobs: Jobs) -> None:
+        """Whoever stops it before the end of its block has stopped it twice."""
+        latch = Latch(jobs.scheduler)
+        async with asyncio.timeout(PATIENCE), jobs.scheduler.serving():
+            job = await latch.enqueue(jobs.scheduler)
+            jobs.scheduler.stop()
+            jobs.scheduler.stop()
+            asyncio.get_running_loop().call_later(0.1, latch.go_on.set)
+        assert await jobs.state(job) == State.DONE
+        assert latch.cancelled == 0
 
     async def test_leaves_its_lease_to_a_thread_that_goes_on(self, jobs: Jobs) -> None:
         """Released, the job would run twice at the same time."""
