@@ -88,12 +88,16 @@ class Claimed:
     """What an earlier attempt has stored, as JSON text."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Defaults:
     """What a claim fills in where a job says nothing: by type, and for all other types."""
 
     max_attempts: Mapping[str, int]
     timeout: Mapping[str, float]
+
+    def __hash__(self) -> int:
+        """Equal ones share the statements that are built for them."""
+        return hash((tuple(sorted(self.max_attempts.items())), tuple(sorted(self.timeout.items()))))
 
 
 @dataclass

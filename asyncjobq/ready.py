@@ -13,7 +13,6 @@ from sqlalchemy import (
     Table,
     and_,
     exists,
-    func,
     or_,
     select,
     update,
@@ -201,22 +200,27 @@ def promote_once(connection: Connection, backend: Backend, limit: int = 1000) ->
     return len(rows)
 
 
-def count_open(
-    connection: Connection, backend: Backend, queues: tuple[str, ...], types: tuple[str, ...]
-) -> dict[State, int]:
-    """Count the jobs of these queues and types that run or could, by state: none that is paused."""
+def any_open(
+    connection: Connection,
+    backend: Backend,
+    queues: tuple[str, ...],
+    types: tuple[str, ...],
+    *,
+    scheduled: bool = False,
+) -> bool:
+    """Tell whether jobs of these queues and types run or could: none that is paused.
+
+    With `scheduled`, those whose time is to come count too.
+    """
     jobs = backend.tables.jobs
-    query = (
-        select(jobs.c.state, func.count())
-        .where(
-            jobs.c.state.in_([State.READY, State.LEASED, State.RUNNING, State.SCHEDULED]),
-            jobs.c.queue.in_(queues),
-            jobs.c.type.in_(types),
-            or_(jobs.c.in_flight, not_paused(backend)),
-        )
-        .group_by(jobs.c.state)
-    )
-    return {State(state): count for state, count in connection.execute(query)}
+    here = and_(jobs.c.queue.in_(queues), jobs.c.type.in_(types))
+    waiting = [State.READY, State.SCHEDULED] if scheduled else [State.READY]
+    # One question for each state, since its index holds nothing else.
+    questions = [exists().where(jobs.c.in_flight, here)]
+    questions += [
+        exists().where(in_state(jobs, state), here, not_paused(backend)) for state in waiting
+    ]
+    return any(connection.scalar(select(question)) for question in questions)
 
 
 def _seconds_until(moment: datetime | None, now: datetime) -> float | None:

@@ -22,7 +22,7 @@ from asyncjobq.options import UNSET
 from asyncjobq.outbox import Outbox
 from asyncjobq.pauses import NOTHING, closed_lanes
 from asyncjobq.permits import make_rows
-from asyncjobq.ready import Chores, LaneCursor, count_open, look_once, promote_once
+from asyncjobq.ready import Chores, LaneCursor, any_open, look_once, promote_once
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Settled, Sweep
 from asyncjobq.slots import Slots
@@ -229,14 +229,14 @@ class Tick:
         if not self._slots.empty:
             return False
         backend, queues = self._database.backend, tuple(self._settings.queues)
+        types = self._handlers.types
         # In this order: what was settled before the first look is seen by the second.
         chores = await self._database.read(lambda c: look_once(c, backend))
-        left = await self._database.read(
-            lambda c: count_open(c, backend, queues, self._handlers.types)
+        if chores.unsettled or (chores.overdue and not scheduled):
+            return False
+        return not await self._database.read(
+            lambda c: any_open(c, backend, queues, types, scheduled=scheduled)
         )
-        if not scheduled:
-            left.pop(State.SCHEDULED, None)
-        return not left and not chores.unsettled and not (chores.overdue and not scheduled)
 
 
 def _not_exhausted(

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from asyncjobq import Job, State
 from asyncjobq.backends.base import Backend, Lane
-from asyncjobq.ready import LaneCursor, count_open, look_once, promote_once
+from asyncjobq.ready import LaneCursor, any_open, look_once, promote_once
 from asyncjobq.states import IN_FLIGHT, Kind
 from conformance.kit import Jobs
 from conformance.steps import Step, enqueuing, ids_of, scanning, spec
@@ -275,10 +275,21 @@ class TestLooking:
         jobs.later(50)
         assert (await jobs.do(look_once)).next_due == pytest.approx(-30, abs=2)
 
-    async def test_the_open_jobs_of_these_queues_and_types(self, jobs: Jobs) -> None:
-        await jobs.leased()
-        for options in ({}, {"queue": "other"}, {"run_after": 60}, {"run_after": 70}):
-            await jobs.enqueue(**options)
+    @pytest.mark.parametrize("scheduled", [False, True])
+    async def test_whether_jobs_of_these_queues_and_types_are_open(
+        self, jobs: Jobs, scheduled: bool
+    ) -> None:
+        async def is_open() -> bool:
+            return await jobs.do(
+                lambda c, b: any_open(c, b, ("default",), ("work",), scheduled=scheduled)
+            )
+
+        await jobs.enqueue(queue="other")
         await jobs.enqueue("another type")
-        counts = await jobs.do(lambda c, b: count_open(c, b, ("default",), ("work",)))
-        assert counts == {State.LEASED: 1, State.READY: 1, State.SCHEDULED: 2}
+        assert not await is_open()
+        await jobs.enqueue(run_after=60)
+        assert await is_open() is scheduled
+        ready = await jobs.enqueue()
+        assert await is_open()
+        assert (await jobs.claim_one()).lease.job_id == ready.id
+        assert await is_open()
