@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, select
+from sqlalchemy import BigInteger, Column, Engine, MetaData, Table, select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -29,7 +29,7 @@ from conformance.steps import TTL, enqueuing, failed, finishing, impostor, spec,
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-business = Table("business", MetaData(), Column("job_id", Integer, index=True))
+business = Table("business", MetaData(), Column("job_id", BigInteger, index=True))
 REFUSED = ("REPEATABLE READ", "SERIALIZABLE")
 
 

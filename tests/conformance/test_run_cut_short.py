@@ -125,11 +125,13 @@ class TestTimeout:
 
 class TestStop:
     @staticmethod
-    async def stopped(function: Callable[..., Any], *reasons: Stop) -> Outcome:
-        """Run a handler until it waits, then stop it."""
+    async def stopped(
+        function: Callable[..., Any], *reasons: Stop, begun: threading.Event | None = None
+    ) -> Outcome:
+        """Run a handler until it waits, or has `begun`, then stop it."""
         run = run_of(function)
         outcome = asyncio.ensure_future(run.outcome())
-        await asyncio.sleep(0.01)
+        await (asyncio.sleep(0.01) if begun is None else asyncio.to_thread(begun.wait, 10))
         for reason in reasons:
             run.stop(reason)
         async with asyncio.timeout(5):
@@ -186,7 +188,13 @@ class TestStop:
         assert outcome.ending == Ending.LEASE_LOST
 
     async def test_of_a_thread_keeps_its_lease(self, released: threading.Event) -> None:
-        outcome = await self.stopped(lambda: released.wait(10), Stop.INTERRUPTED)
+        begun = threading.Event()
+
+        def handler() -> None:
+            begun.set()
+            released.wait(10)
+
+        outcome = await self.stopped(handler, Stop.INTERRUPTED, begun=begun)
         assert outcome.ending == Ending.LEASE_LOST
 
     async def test_of_a_thread_that_heeds_it(self) -> None:

@@ -263,7 +263,7 @@ class TestStop:
         go_on.set()
 
     async def test_keeps_the_leases_of_those_that_still_run(self, jobs: Jobs) -> None:
-        scheduler = jobs.another(lease_ttl=1)
+        scheduler = jobs.another(lease_ttl=3)
         latch = Latch(scheduler)
         async with served(scheduler):
             job = await latch.enqueue(scheduler)
