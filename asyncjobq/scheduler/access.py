@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Backend, Database
 from asyncjobq.callers import AsyncCaller, in_transaction_of
 from asyncjobq.emitter import Emitter
-from asyncjobq.errors import AsyncJobQError, ConfigurationError, SchemaError
+from asyncjobq.errors import AsyncJobQError, ConfigurationError
 from asyncjobq.handlers import Handlers
 from asyncjobq.migrations import check_schema, ensure_schema, is_up_to_date
 from asyncjobq.transactions import Fault, reason_of, unavailable
@@ -42,16 +41,24 @@ class Access:
         """Create or upgrade the tables; does nothing when they are up to date."""
         backend = self._database.backend
         self._database.create()
-        await self._database.read(backend.check)
-        if not await self._database.read(lambda c: is_up_to_date(c, backend)):
-            await self._database.run(lambda c: ensure_schema(c, backend))
+        async with self._settings_blamed():
+            await self._database.read(backend.check)
+            if not await self._database.read(lambda c: is_up_to_date(c, backend)):
+                await self._database.run(lambda c: ensure_schema(c, backend))
 
     async def check_database(self) -> None:
         """Raise what is wrong with the database: its version, its tables, or that it is away."""
         backend = self._database.backend
-        try:
+        async with self._settings_blamed():
             await self._database.read(backend.check)
             await self._database.read(lambda c: check_schema(c, backend))
+
+    @asynccontextmanager
+    async def _settings_blamed(self) -> AsyncIterator[None]:
+        """Raise ConfigurationError for whatever the database has against the first statements."""
+        backend = self._database.backend
+        try:
+            yield
         except AsyncJobQError:
             raise
         except Exception as error:
@@ -89,14 +96,16 @@ class Access:
 
     @asynccontextmanager
     async def _schema_blamed(self) -> AsyncIterator[None]:
-        """Raise SchemaError for an error of the database if the tables are missing."""
+        """Raise what is wrong with the tables or the settings in place of what it led to."""
         try:
             yield
-        except DBAPIError as error:
+        except AsyncJobQError:
+            raise
+        except Exception as error:  # not every driver's errors at its first connection are wrapped
             try:
                 await self.check_database()
-            except SchemaError as missing:
-                raise missing from error
+            except ConfigurationError as wrong:
+                raise wrong from error
             raise
 
     def _in_callers_terms(

@@ -173,5 +173,26 @@ async def test_a_database_that_is_not_there_is_no_outage(jobs: Jobs) -> None:
     """Waiting would not help; the URL is wrong."""
     url = make_url(jobs.url).set(database="asyncjobq_no_such_database")
     async with Scheduler(url) as scheduler:
-        with pytest.raises(ConfigurationError, match="no_such_database"):
-            await scheduler.serve()
+        for call in (
+            scheduler.serve,
+            scheduler.create_schema,
+            scheduler.find,
+            lambda: scheduler.enqueue("work"),
+        ):
+            with pytest.raises(ConfigurationError, match="no_such_database"):
+                await call()
+
+
+@pytest.mark.requires("server")
+async def test_a_server_of_another_make_is_no_outage(jobs: Jobs) -> None:
+    if jobs.backend_name != "mysql":
+        return
+    async with Scheduler(make_url(jobs.url).set(drivername="mariadb+aiomysql")) as scheduler:
+        for call in (
+            scheduler.create_schema,
+            scheduler.serve,
+            scheduler.find,
+            lambda: scheduler.enqueue("work"),
+        ):
+            with pytest.raises(ConfigurationError, match="not a MariaDB"):
+                await call()
