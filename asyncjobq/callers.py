@@ -11,6 +11,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+from asyncjobq.backends.base import Backend
 from asyncjobq.backends.keys import OWN
 from asyncjobq.commits import once_committed
 from asyncjobq.errors import ConfigurationError
@@ -63,12 +64,13 @@ def in_sync_transaction_of(
     return result
 
 
-def refuse_autocommit(connection: Connection, reason: str) -> None:
+def refuse_autocommit(connection: Connection, backend: Backend, reason: str) -> None:
     """Raise ConfigurationError for a connection of a caller that has no transactions."""
     if OWN in connection.get_execution_options():
         return
     of_engine = getattr(connection.dialect, "_on_connect_isolation_level", None)
-    if connection.get_execution_options().get("isolation_level", of_engine) == "AUTOCOMMIT":
+    level = connection.get_execution_options().get("isolation_level", of_engine)
+    if level == "AUTOCOMMIT" or backend.commits_at_once(connection):
         raise ConfigurationError(f"{reason} Use a connection or session that has transactions.")
 
 

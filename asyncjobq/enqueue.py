@@ -102,7 +102,7 @@ def _insert_unique(
     connection: Connection, backend: Backend, drafts: Sequence[Draft], parent_may_be_job: bool
 ) -> list[Job[Any]]:
     """Insert drafts some of which have unique keys; jobs that exist stand for some of them."""
-    _check_alone(connection, Batch(drafts))
+    _check_alone(connection, backend, Batch(drafts))
     with unique.guarded(connection, backend, unique.keys_of(drafts)):
         plan = unique.decide(connection, backend, drafts)
         batch = plan.batch(drafts)
@@ -137,7 +137,7 @@ def _check(
     connection: Connection, backend: Backend, batch: Batch, *, parent_may_be_job: bool
 ) -> None:
     """Refuse what cannot be, before anything is written."""
-    _check_alone(connection, batch)
+    _check_alone(connection, backend, batch)
     parents, upstreams = batch.existing_parents(), batch.existing_upstreams()
     _check_parents(connection, backend, parents, parent_may_be_job)
     _check_upstreams(connection, backend, upstreams)
@@ -149,13 +149,13 @@ def _check(
                 raise CycleError([f"the new job, below {way[-1]}", *map(str, way)])
 
 
-def _check_alone(connection: Connection, batch: Batch) -> None:
+def _check_alone(connection: Connection, backend: Backend, batch: Batch) -> None:
     """Refuse what can be seen without a look at the tables."""
     reason = (
         "Jobs cannot be enqueued through an AUTOCOMMIT connection: a job could start before its "
         "edges are written."
     )
-    refuse_autocommit(connection, reason)
+    refuse_autocommit(connection, backend, reason)
     batch.refuse_strangers()
     batch.refuse_cycles()
 

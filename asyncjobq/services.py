@@ -164,7 +164,7 @@ class HandlerServices:
                 f"this one is connected to {theirs.name}."
             )
         refuse_autocommit(
-            connection, f"{what} cannot be part of your writes on an AUTOCOMMIT connection."
+            connection, theirs, f"{what} cannot be part of your writes on an AUTOCOMMIT connection."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from sqlalchemy import Dialect, Engine, make_url
+from sqlalchemy import AssertionPool, Dialect, Engine, StaticPool, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -31,6 +31,12 @@ _DRIVERS = {
     "postgresql": ("asyncpg", "postgresql"),
     "mysql": ("aiomysql", "mysql"),
     "mariadb": ("aiomysql", "mysql"),
+}
+_KNOWN = {
+    "sqlite": ("aiosqlite",),
+    "postgresql": ("asyncpg",),
+    "mysql": ("aiomysql", "asyncmy"),
+    "mariadb": ("aiomysql", "asyncmy"),
 }
 _ALIASES = {"postgres": "postgresql"}
 _OF_SESSIONS = "For sessions and their makers, give the engine that they are bound to."
@@ -66,10 +72,12 @@ def open_database(
     else:
         engine, owns_engine = _make_engine(source), True
     name = _supported(engine.dialect.name)
+    _require_known_driver(engine.dialect, name)
     if listen_url is not None and not _BACKENDS[name].listens:
         raise ConfigurationError("listen_url is for databases with LISTEN, that is PostgreSQL.")
     if name == "sqlite":
         return sqlite_file.open_database(engine, tables, owns_engine=owns_engine)
+    _require_shared_pool(engine)
     backend = backend_for(engine.dialect, tables)
     product = postgresql if name == "postgresql" else mysql
     return ServerDatabase(
@@ -115,6 +123,25 @@ def _require_async_driver(url: URL, name: str) -> None:
     if "+" not in url.drivername:
         raise ConfigurationError(
             f"The URL names no asynchronous driver; write {_with_driver(url, name)}"
+        )
+
+
+def _require_known_driver(dialect: Dialect, name: str) -> None:
+    if dialect.driver not in _KNOWN[name]:
+        known = " or ".join(f"{name}+{driver}" for driver in _KNOWN[name])
+        raise UnsupportedDatabaseError(
+            f"The scheduler's own connections do not speak {dialect.driver}. Give it a URL or an "
+            f"engine with {known}; sessions of yours, as in session=, may have other drivers."
+        )
+
+
+def _require_shared_pool(engine: AsyncEngine) -> None:
+    """Refuse a pool whose connection several tasks of ours would use at the same moment."""
+    if isinstance(engine.pool, StaticPool | AssertionPool):
+        pool = type(engine.pool).__name__
+        raise ConfigurationError(
+            f"The engine has a {pool}, which gives all tasks one connection. Leave poolclass= out, "
+            "or use NullPool."
         )
 
 

@@ -218,6 +218,10 @@ class Backend(KeysBackend):
         query = select(*columns).where(self.tables.jobs.c.id == job_id)
         return connection.execute(query.with_for_update(key_share=True)).one_or_none()
 
+    def commits_at_once(self, connection: Connection) -> bool:
+        """Tell whether the driver was told, past SQLAlchemy, to commit each statement."""
+        return False
+
     def refuse_snapshot(self, connection: Connection, what: str) -> None:
         """Raise ConfigurationError where the transaction's isolation level rules out `what`."""
 

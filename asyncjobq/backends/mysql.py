@@ -38,6 +38,8 @@ from asyncjobq.transactions import Fault
 OLDEST_MYSQL: Final = (8, 0, 14)
 OLDEST_MARIADB: Final = (10, 6)
 SCHEMA_LOCK_TIMEOUT: Final = 60
+LONGEST_IDLE: Final = 2_147_483
+"""Seconds that the server lets wait_timeout be set to on every platform."""
 # Less than what the drivers put into one statement, for a second one would have ids of its own.
 BATCH_ROWS: Final = 500
 BATCH_BYTES: Final = 1_000_000
@@ -49,7 +51,7 @@ _READY: Final = "{}_ready"
 _CONFLICT: Final = {1205, 1206, 1213, 1020, 3058, 3101, 3572}
 _AWAY: Final = {
     *(1040, 1047, 1053, 1077, 1129, 1203, 1226),  # takes no connections, or not now
-    *(1021, 1037, 1041, 1290, 1836),  # has no room, or is a replica meanwhile
+    *(1021, 1037, 1041, 1290, 1792, 1836),  # has no room, or is a replica meanwhile
     *(1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031),  # ended the connection
     *(2002, 2003, 2006, 2013, 2014, 2055),  # the driver's own
 }
@@ -80,6 +82,10 @@ class MySQLBackend(MySQLKeys):
     def by_key(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         of = self.tables.jobs if table is None else table
         return query.with_hint(of, "FORCE INDEX (PRIMARY)")
+
+    def commits_at_once(self, connection: Connection) -> bool:
+        driver: Any = connection.connection.dbapi_connection
+        return connection.dialect.detect_autocommit_setting(driver)
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
         slice_ = self._slice(connection, scan)
@@ -195,6 +201,7 @@ class MySQLBackend(MySQLKeys):
                 f"{product} {'.'.join(map(str, oldest))} or newer is needed."
             )
         self._check_engine(connection)
+        self._check_charset(connection)
 
     def _check_engine(self, connection: Connection) -> None:
         query = text(
@@ -207,6 +214,14 @@ class MySQLBackend(MySQLKeys):
             raise UnsupportedDatabaseError(
                 f"The table {self.tables.jobs.name!r} uses the storage engine {engine}, which has "
                 "no row locks. Convert it: ALTER TABLE … ENGINE=InnoDB."
+            )
+
+    def _check_charset(self, connection: Connection) -> None:
+        charset = connection.exec_driver_sql("SELECT @@character_set_client").scalar_one()
+        if charset != "utf8mb4":
+            raise UnsupportedDatabaseError(
+                f"The connection's character set is {charset}, in which not every text can be "
+                "sent. Leave charset out of the URL, or make it charset=utf8mb4."
             )
 
     @contextmanager
@@ -300,10 +315,11 @@ def session_settings(lease_ttl: float) -> list[str]:
     """
     return [
         "SET SESSION innodb_lock_wait_timeout = 5",
+        "SET SESSION sql_safe_updates = 0",  # it refuses what goes by a secondary index
         f"SET SESSION wait_timeout = {idle_limit(lease_ttl)}",
     ]
 
 
 def idle_limit(lease_ttl: float) -> int:
     """Return after how many idle seconds the server closes a session of ours."""
-    return max(1, int(lease_ttl * 0.9))
+    return min(max(1, int(lease_ttl * 0.9)), LONGEST_IDLE)

@@ -44,6 +44,8 @@ from asyncjobq.states import State
 from asyncjobq.transactions import Fault
 
 OLDEST: Final = 120_000
+LONGEST_TIMEOUT: Final = 2**31 - 1
+"""Milliseconds that the server lets a session's timeout be set to."""
 
 
 class PostgreSQLBackend(Backend):
@@ -184,6 +186,9 @@ class PostgreSQLBackend(Backend):
             return Fault.CONFLICT
         # 25006: it is a replica meanwhile. 53: no connection left, no memory, no disk.
         if code.startswith(("08", "53", "57P")) or code in ("25006", "25P03", "25P04"):
+            return Fault.UNAVAILABLE
+        # The connection ended in the middle of a message, and the driver lost its place in it.
+        if type(cause.__cause__).__name__ == "InternalClientError":
             return Fault.UNAVAILABLE
         return Fault.DATA if code.startswith(("22", "23", "54")) else Fault.OTHER
 
@@ -327,7 +332,8 @@ def session_settings(lease_ttl: float) -> list[str]:
 
     A process that is frozen inside a transaction must not keep its row locks past the lease.
     """
+    idle = min(max(1000, int(lease_ttl * 900)), LONGEST_TIMEOUT)
     return [
-        f"SET idle_in_transaction_session_timeout = {max(1000, int(lease_ttl * 900))}",
+        f"SET idle_in_transaction_session_timeout = {idle}",
         "SET jit = off",  # it would cost more than our short statements do
     ]

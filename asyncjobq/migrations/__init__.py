@@ -48,7 +48,8 @@ def ensure_schema(connection: Connection, backend: Backend) -> None:
         slots = [{"slot": slot} for slot in range(KEY_SLOTS)]
         backend.insert_if_absent(connection, tables.key_locks, slots)
         backend.insert_if_absent(connection, tables.version, [{"id": 1, "version": 0}])
-        connection.execute(update(tables.version).values(version=SCHEMA_VERSION))
+        row = tables.version.c.id == 1
+        connection.execute(update(tables.version).where(row).values(version=SCHEMA_VERSION))
 
 
 def is_up_to_date(connection: Connection, backend: Backend) -> bool:

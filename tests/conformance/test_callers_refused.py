@@ -47,6 +47,17 @@ class TestRefused:
                     await enqueue(session, "work")
         assert await jobs.scheduler.find() == []
 
+    @pytest.mark.requires("server")
+    async def test_a_connection_whose_driver_was_told_to_commit(self, jobs: Jobs) -> None:
+        if jobs.backend_name == "postgresql":
+            return  # its driver has no such setting
+        engine = create_async_engine(jobs.url, connect_args={"autocommit": True})
+        async with AsyncSession(engine) as session:
+            with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+                await jobs.scheduler.enqueue("work", session=session)
+        await engine.dispose()
+        assert await jobs.scheduler.find() == []
+
     async def test_but_not_one_that_its_engine_gives_another_level(self, jobs: Jobs) -> None:
         engine = create_async_engine(jobs.url, isolation_level="AUTOCOMMIT")
         level = ISOLATION_LEVELS[jobs.backend_name][0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from asyncjobq import Scheduler, State
+from asyncjobq import Scheduler, State, UnsupportedDatabaseError
 from conformance.kit import Jobs
 from conformance.steps import settling
 
@@ -122,3 +123,27 @@ async def test_a_frozen_process_keeps_no_locks_beyond_its_lease(jobs: Jobs) -> N
     async with Scheduler(jobs.url, lease_ttl=10) as scheduler:
         limit = await scheduler._database.run(lambda c: c.execute(text(question)).scalar_one())
     assert str(limit) == f"9{unit}"
+
+
+@pytest.mark.requires("server")
+async def test_a_session_that_refuses_unsafe_updates_makes_tables_and_runs_jobs(
+    backend_name: str, database_url: str
+) -> None:
+    if backend_name == "postgresql":
+        return  # it has no such mode
+    command = {"init_command": "SET SESSION sql_safe_updates = 1"}
+    engine = create_async_engine(database_url, connect_args=command)
+    async with Scheduler(engine, poll_interval=0.1) as scheduler, asyncio.timeout(30):
+        await scheduler.create_schema()
+        await assert_transactions(scheduler)
+    await engine.dispose()
+
+
+@pytest.mark.requires("server")
+async def test_a_character_set_that_lacks_characters_is_named(jobs: Jobs) -> None:
+    if jobs.backend_name == "postgresql":
+        return  # its driver speaks UTF-8 alone
+    async with Scheduler(make_url(jobs.url).set(query={"charset": "latin1"})) as scheduler:
+        for call in (scheduler.serve, scheduler.create_schema):
+            with pytest.raises(UnsupportedDatabaseError, match=r"latin1.*charset=utf8mb4"):
+                await call()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asyncpg import InternalClientError
 from sqlalchemy import Connection, event, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
@@ -130,6 +131,15 @@ class TestFaults:
             query = text(f"UPDATE {table.name} {change} WHERE id = {job.id}")
             found = await fault_of(jobs, lambda c, query=query: c.execute(query))  # type: ignore[misc]
             assert found is Fault.DATA, change
+
+    async def test_of_a_driver_that_lost_its_place(self, jobs: Jobs) -> None:
+        """What asyncpg raises when a connection ends in the middle of a message."""
+        if jobs.backend_name != "postgresql":
+            return
+        error = DBAPIError("SELECT 1", {}, Exception("cannot switch to state 12"))
+        assert error.orig is not None
+        error.orig.__cause__ = InternalClientError("cannot switch to state 12")
+        assert jobs.backend.fault_of(error) is Fault.UNAVAILABLE
 
     async def test_of_statements_that_are_wrong(self, jobs: Jobs) -> None:
         for statement in ("SELEC 1", "SELECT * FROM no_such_table"):

@@ -799,9 +799,17 @@ BREAKAGES: Final = (
     Breakage(
         "an AUTOCOMMIT connection is taken",
         "callers.py",
-        '.get("isolation_level", of_engine) == "AUTOCOMMIT":',
-        '.get("isolation_level", of_engine) == "":',
+        'if level == "AUTOCOMMIT" or backend.commits_at_once(connection):',
+        "if False:",
         ("test_callers_refused.py::TestRefused::test_a_connection_without_transactions",),
+    ),
+    Breakage(
+        "a pool with one connection for all tasks is taken",
+        "backends/__init__.py",
+        "    _require_shared_pool(engine)\n",
+        "",
+        ("test_errors.py::TestUrl::test_of_an_engine_with_one_connection_for_all",),
+        backends=("postgresql", "mysql", "mariadb"),
     ),
     Breakage(
         "an enqueue notifies no other process",
