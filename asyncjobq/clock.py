@@ -19,9 +19,17 @@ monotonic = time.monotonic
 def seconds(value: float | timedelta, name: str) -> float:
     """Return a duration in seconds, refusing what is not a finite number."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not is_finite(number):
         raise ConfigurationError(f"{name} must be seconds or a timedelta, not {value!r}.")
     return float(number)
+
+
+def is_finite(number: float) -> bool:
+    """Tell whether a number is finite as a float, which a very long int is not."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def aware_utc(value: datetime, name: str) -> datetime:

@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, FromClause, select
 
 from asyncjobq.backends.base import Backend, chunked
-from asyncjobq.errors import ConfigurationError, JobNotFoundError
+from asyncjobq.errors import ConfigurationError, InvalidJobError, JobNotFoundError
 from asyncjobq.job import COLUMNS, Job
+from asyncjobq.options import check_text
 from asyncjobq.states import OPEN, State
 
 
@@ -29,8 +30,16 @@ class Filter:
     def __post_init__(self) -> None:
         for name in ("limit", "after"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigurationError(f"{name} must be an int of at least 0, not {value!r}.")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+                raise ConfigurationError(f"{name} must be an int from 0 to 2**63 - 1.")
+        for name in ("type", "queue", "group_key"):
+            try:
+                check_text(name, getattr(self, name), 255, optional=True)
+            except InvalidJobError as error:
+                raise ConfigurationError(str(error)) from error
+
+        if self.state is not None:
+            object.__setattr__(self, "state", _states(self.state))
 
     def conditions(self, jobs: FromClause) -> list[ColumnElement[bool]]:
         """Return what a job must be to match."""
@@ -41,16 +50,17 @@ class Filter:
         return found
 
     @property
-    def states(self) -> list[State] | None:
-        """The states asked for; raises ConfigurationError naming the states there are."""
-        if self.state is None:
-            return None
-        given = [self.state] if isinstance(self.state, str) else list(self.state)
-        try:
-            return [State(state) for state in given]
-        except ValueError as error:
-            known = ", ".join(State)
-            raise ConfigurationError(f"{error}; the states are {known}.") from error
+    def states(self) -> tuple[State, ...] | None:
+        """The states asked for, if any were."""
+        return None if self.state is None else _states(self.state)
+
+
+def _states(given: Any) -> tuple[State, ...]:
+    try:
+        return tuple(map(State, [given] if isinstance(given, str) else given))
+    except (TypeError, ValueError) as error:
+        known = ", ".join(State)
+        raise ConfigurationError(f"state: {error}; the states are {known}.") from error
 
 
 def get_job(connection: Connection, backend: Backend, job_id: int) -> Job[Any]:

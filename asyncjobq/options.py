@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Final, Generic, Self, TypedDict, Unpack
 
 from asyncjobq import codec
-from asyncjobq.clock import aware_utc, seconds
+from asyncjobq.clock import aware_utc, is_finite, seconds
 from asyncjobq.errors import ArgumentsError, ConfigurationError, InvalidJobError
 from asyncjobq.job import Job, JobRef, Node, OnFailure, R, Upstream, id_of
 from asyncjobq.models import DEFAULT_PRIORITY
@@ -256,8 +256,8 @@ def check_text(option: str, value: Any, longest: int, *, optional: bool = False)
 
 def check_number(option: str, value: Any, *, low: float, high: float = float("inf")) -> None:
     """Raise InvalidJobError unless this is a finite number within these bounds."""
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not low <= value <= high or value == float("inf"):
+    good = isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
+    if not good or not low <= value <= high:
         bound = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
         raise InvalidJobError(f"{option} must be a finite number {bound}, not {value!r}.")
 

@@ -12,6 +12,7 @@ from typing import Any
 from asyncjobq.clock import seconds
 from asyncjobq.codec import MAX_BYTES, printable
 from asyncjobq.errors import ConfigurationError, InvalidJobError
+from asyncjobq.handlers import Handlers
 from asyncjobq.options import LONGEST, NO_TIMEOUT, check_text
 from asyncjobq.states import TERMINAL, State
 
@@ -83,6 +84,8 @@ def _at_least(name: str, value: Duration, least: float) -> float:
     number = seconds(value, name)
     if number < least:
         raise ConfigurationError(f"{name} must be at least {least:g} seconds, not {number:g}.")
+    if number > LONGEST:
+        raise ConfigurationError(f"{name} must be at most a century, not {number:g} seconds.")
     return number
 
 
@@ -124,9 +127,25 @@ def ended_states(given: Any, name: str) -> list[State]:
     return states
 
 
+def checked_registries(given: Any) -> tuple[Handlers, ...]:
+    """Return what a scheduler's `handlers` names; raises ConfigurationError for what is none."""
+    if isinstance(given, Handlers):
+        raise ConfigurationError("handlers takes several registries: handlers=[media].")
+    registries = tuple(given) if isinstance(given, Iterable) else (given,)
+    for registry in registries:
+        if not isinstance(registry, Handlers):
+            raise ConfigurationError(
+                f"handlers takes registries, each a Handlers(), not {registry!r}; a handler "
+                "belongs to the one whose handler(...) decorates it."
+            )
+    return registries
+
+
 def _queues(queues: Any, concurrency: int) -> dict[str, int]:
     if isinstance(queues, str):
         raise ConfigurationError(f"queues takes several names: queues=({queues!r},).")
+    if not isinstance(queues, Iterable):
+        raise ConfigurationError(f"queues takes names, or a dict of slots, not {queues!r}.")
     if isinstance(queues, Mapping):
         named = {name: _whole(f"queues[{name!r}]", most) for name, most in queues.items()}
     else:

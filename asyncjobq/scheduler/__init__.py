@@ -27,7 +27,7 @@ from asyncjobq.scheduler.limiting import Limiting
 from asyncjobq.scheduler.questions import Questions
 from asyncjobq.scheduler.recurring import Recurring
 from asyncjobq.services import HandlerServices
-from asyncjobq.settings import Duration, checked_settings
+from asyncjobq.settings import Duration, checked_registries, checked_settings
 from asyncjobq.slots import Surroundings
 from asyncjobq.states import State
 from asyncjobq.subscribers import Subscribers
@@ -88,7 +88,7 @@ class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
             database, tables, lease_ttl=self.settings.lease_ttl, listen_url=listen_url
         )
         self._handlers = Handlers()
-        self._registries = tuple(handlers)
+        self._registries = checked_registries(handlers)
         self._limits = tuple(limits)
         self._limit_rules()
         self.handler = self._handlers.handler

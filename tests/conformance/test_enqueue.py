@@ -250,6 +250,8 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"max_attempts": 0},
     {"max_attempts": True},
     {"cost": -1},
+    {"cost": 10**400},
+    {"timeout": 10**400},
     {"timeout": 0},
     {"timeout": -1},
     {"timeout": float("nan")},

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import AssertionPool, Pool, StaticPool, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import sessionmaker
 
@@ -16,6 +16,7 @@ from asyncjobq import (
     AsyncJobQError,
     ConfigurationError,
     HandlerError,
+    Handlers,
     InvalidJobError,
     JobFailed,
     JobNotFoundError,
@@ -49,6 +50,7 @@ class TestUrl:
             ("postgresql+psycopg2://localhost/x", r"postgresql\+asyncpg://"),
             ("mysql+pymysql://localhost/x", r"Write mysql\+aiomysql://"),
             ("mysql+nonsense://localhost/x", "nonsense"),
+            ("postgresql+psycopg://localhost/x", r"not speak psycopg.*postgresql\+asyncpg"),
             ("sqlite+aiosqlite://", "in memory"),
             ("sqlite+aiosqlite:///:memory:", "in memory"),
             ("sqlite+aiosqlite:///file:x?mode=memory&uri=true", "in memory"),
@@ -88,6 +90,17 @@ class TestUrl:
             Scheduler(engine)
         await engine.dispose()
 
+    @pytest.mark.requires("server")
+    @pytest.mark.parametrize("pool", [StaticPool, AssertionPool])
+    async def test_of_an_engine_with_one_connection_for_all(
+        self, jobs: Jobs, pool: type[Pool]
+    ) -> None:
+        """Two transactions of ours on it at once would be one, or none."""
+        engine = create_async_engine(jobs.url, poolclass=pool)
+        with pytest.raises(ConfigurationError, match=f"{pool.__name__}.*poolclass"):
+            Scheduler(engine)
+        await engine.dispose()
+
     async def test_for_listening_where_nothing_listens(self, jobs: Jobs) -> None:
         if jobs.backend_name == "postgresql":
             jobs.another(listen_url=jobs.url)
@@ -108,15 +121,29 @@ class TestSettings:
         [
             ("concurrency", [-1, 0, 1.5, "4", True, None]),
             ("lease_ttl", [0.999, 0, -1, timedelta(milliseconds=999), "30", None, float("nan")]),
-            ("poll_interval", [0, -1, float("inf"), "1"]),
+            ("lease_ttl", [1e18, 10**400, timedelta.max]),
+            ("poll_interval", [0, -1, float("inf"), "1", 10**400]),
             ("stop_timeout", [-0.1, None, float("nan")]),
             ("default_timeout", [0, -1, "1h", float("inf")]),
             ("max_result_bytes", [0, -5, 1.5]),
             ("worker_id", ["", "x" * 256, 5, "a\x00b", "\ud800"]),
             (
                 "queues",
-                ["default", [], {}, [""], ["q" * 65], [1], {"a": 0}, {"a": "2"}, {"a": 1.5}],
+                [
+                    "default",
+                    [],
+                    {},
+                    [""],
+                    ["q" * 65],
+                    [1],
+                    {"a": 0},
+                    {"a": "2"},
+                    {"a": 1.5},
+                    None,
+                    5,
+                ],
             ),
+            ("handlers", [Handlers(), None, [print]]),
             ("table_prefix", [5, None, "a b;", "p" * 80]),
             ("schema", [5, "", "s" * 80]),
         ],
@@ -139,6 +166,18 @@ class TestSettings:
             worker_id="ü" * 255,
             table_prefix="queue_",
         )
+
+    async def test_of_a_lease_longer_than_servers_let_a_session_idle(self, jobs: Jobs) -> None:
+        scheduler = jobs.another(lease_ttl=timedelta(days=365))
+
+        @scheduler.handler
+        async def work() -> int:
+            return 1
+
+        job = await jobs.enqueue()
+        async with jobs.limited_time():
+            await scheduler.drain()
+        assert (await jobs.scheduler.get(job)).result == 1
 
     @pytest.mark.parametrize(
         "options",
@@ -272,3 +311,22 @@ async def test_tables_that_were_forgotten_are_named_wherever_they_are_missed(
         for call in (scheduler.enqueue("work"), scheduler.get(1), scheduler.find()):
             with pytest.raises(SchemaError, match="create_schema"):
                 await call
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("limit", [-1, 2**63, 2**70, None, True]),
+        ("after", [-1, 2**63, "1"]),
+        ("state", ["nonsense", 5, [5]]),
+        ("type", [5, "\ud800", "a\x00b"]),
+        ("queue", [5, "a\x00b"]),
+        ("group_key", [5, "\ud800"]),
+    ],
+)
+async def test_a_filter_that_makes_no_sense_is_named(
+    make: Callable[..., Scheduler], name: str, values: list[Any]
+) -> None:
+    for value in values:
+        with pytest.raises(ConfigurationError, match=name):
+            await make().find(**{name: value})
