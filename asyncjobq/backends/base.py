@@ -99,6 +99,7 @@ class Backend(KeysBackend):
     """Parameters that one statement may carry."""
     listens: ClassVar[bool] = False
     """Whether `notify` reaches other processes."""
+    has_schemas: ClassVar[bool] = True
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)

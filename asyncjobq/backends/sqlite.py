@@ -56,6 +56,7 @@ class SQLiteBackend(Backend):
     name: ClassVar[str] = "sqlite"
     bind_limit: ClassVar[int] = 32_000
     one_writer: ClassVar[bool] = True
+    has_schemas: ClassVar[bool] = False
 
     def _clock(self, plus: float | ColumnElement[float]) -> ColumnElement[Any]:
         shift = func.printf("%+.6f seconds", literal(plus) if isinstance(plus, float) else plus)

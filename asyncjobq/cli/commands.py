@@ -137,12 +137,13 @@ def init(
 
     Does nothing when they are up to date, and may be run by many processes at once.
     """
-    url = url or os.environ.get("ASYNCJOBQ_URL")
     if target is not None:
-        if schema or table_prefix:
-            raise UsageError("--schema and --table-prefix are the scheduler's own; leave them out")
+        if url or schema or table_prefix:
+            raise UsageError(
+                "--url, --schema and --table-prefix are the scheduler's own; leave them out"
+            )
         scheduler = load_scheduler(target, app_dir)
-    elif url:
+    elif url := url or os.environ.get("ASYNCJOBQ_URL"):
         scheduler = Scheduler(url, schema=schema, table_prefix=table_prefix)
     else:
         raise UsageError("Which database? Name MODULE:OBJECT, --url, or set ASYNCJOBQ_URL")

@@ -19,7 +19,7 @@ from typing import Any, Final
 from rich.console import Console
 from sqlalchemy import make_url
 
-from asyncjobq.cli.drawing import draw_ends, draw_report, progress_bar
+from asyncjobq.cli.drawing import counted, draw_ends, draw_report, progress_bar
 from asyncjobq.cli.errors import CommandError, UsageError
 from asyncjobq.cli.loading import import_module
 from asyncjobq.cli.processes import WorkerProcess, worker_process
@@ -137,7 +137,5 @@ def _headline(count: int, root: Path, wanted: Demo) -> str:
     else:
         place = f"SQLite, {wanted.keep or 'in a temporary file'}"
     first = "The first " if count == wanted.max_files else ""
-    return (
-        f"{first}{count:,} Python files below {root}: a job for each, and one that sums them up.\n"
-        f"Database: {place}"
-    )
+    found = f"{first}{counted(count, 'Python file')} below {root}"
+    return f"{found}: a job for each, and one that sums them up.\nDatabase: {place}"

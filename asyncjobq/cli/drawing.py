@@ -36,6 +36,11 @@ def states_in_words(states: Mapping[State, int]) -> str:
     )
 
 
+def counted(count: int, word: str) -> str:
+    """Return a number and its word, in the plural if it is one."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
 def draw_report(console: Console, report: Mapping[str, Any], root: Path) -> None:
     """Print what the report job found."""
     side_by_side = Table.grid(padding=(0, 4))
@@ -43,7 +48,8 @@ def draw_report(console: Console, report: Mapping[str, Any], root: Path) -> None
     console.print(side_by_side)
     unread = f"; {len(report['problems'])} cannot be parsed:" if report["problems"] else "."
     console.print(
-        f"{report['files']:,} files, {report['lines']:,} lines, {_size(report['bytes'])}; "
+        f"{counted(report['files'], 'file')}, {counted(report['lines'], 'line')}, "
+        f"{_size(report['bytes'])}; "
         f"{_copies(report['copies'])}{unread}",
         highlight=False,
     )
@@ -90,4 +96,6 @@ def _copies(count: int) -> str:
 
 
 def _size(number: int) -> str:
+    if number < 1000:
+        return f"{number} B"
     return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number / 1e3:.1f} kB"

@@ -51,7 +51,8 @@ def import_module(name: str, folder: Path) -> ModuleType:
 
 def _no_module(name: str, missing: str, folder: Path) -> str:
     if name.endswith(".py"):
-        return f"{name!r} is a file; write the module's name, {name.removesuffix('.py')!r}"
+        module = ".".join(Path(name).with_suffix("").parts)
+        return f"{name!r} is a file; write the module's name, {module!r}"
     return (
         f"There is no module {missing!r}, neither in {folder.resolve()} nor installed; "
         "--app-dir says where to look"

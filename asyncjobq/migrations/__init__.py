@@ -39,7 +39,7 @@ def ensure_schema(connection: Connection, backend: Backend) -> None:
             return
         _refuse_unknown(version)
         if version is None:
-            _refuse_foreign(connection, backend.tables)
+            _refuse_foreign(connection, backend)
         tables = backend.tables
         if tables.schema is not None:
             _create_namespace(connection, tables.schema)
@@ -69,7 +69,7 @@ def check_schema(connection: Connection, backend: Backend) -> None:
         return
     _refuse_unknown(version)
     if version is None:
-        _refuse_foreign(connection, backend.tables)
+        _refuse_foreign(connection, backend)
     raise SchemaError(
         "The library's tables are missing or half-made. Create them once: "
         "`await scheduler.create_schema()`, or `asyncjobq init` on the command line."
@@ -91,12 +91,14 @@ def _refuse_unknown(version: int | None) -> None:
         )
 
 
-def _refuse_foreign(connection: Connection, tables: Tables) -> None:
+def _refuse_foreign(connection: Connection, backend: Backend) -> None:
+    tables = backend.tables
     tables_there = inspect(connection)
     names = sorted(table.name for table in tables.all)
     taken = [name for name in names if tables_there.has_table(name, schema=tables.schema)]
     if taken:
+        either = "Scheduler(..., schema='asyncjobq') or " if backend.has_schemas else ""
         raise SchemaError(
             f"There is a table {taken[0]!r} already, which is not asyncjobq's. Keep them apart "
-            "with Scheduler(..., schema='asyncjobq') or Scheduler(..., table_prefix='asyncjobq_')."
+            f"with {either}Scheduler(..., table_prefix='asyncjobq_')."
         )

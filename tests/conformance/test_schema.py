@@ -101,8 +101,10 @@ async def test_a_foreign_table_is_refused(database_url: str, table: str) -> None
     await execute(database_url, f"CREATE TABLE {table} (id INTEGER)")
     async with Scheduler(database_url) as scheduler:
         for attempt in (scheduler.create_schema, scheduler.serve):
-            with pytest.raises(SchemaError, match=r"schema=.*table_prefix="):
+            with pytest.raises(SchemaError, match=r"table_prefix=") as caught:
                 await attempt()
+            has_schemas = not database_url.startswith("sqlite")
+            assert ("schema=" in str(caught.value)) is has_schemas
     assert await tables_at(database_url) == {table}
 
 
