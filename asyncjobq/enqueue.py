@@ -183,7 +183,7 @@ def _check_parents(
 
 
 def _check_upstreams(connection: Connection, backend: Backend, job_ids: set[int]) -> None:
-    if missing := job_ids - backend.existing(connection, job_ids):
+    if missing := job_ids - backend.keep_existing(connection, job_ids):
         raise UnknownUpstreamError(sorted(missing))
 
 

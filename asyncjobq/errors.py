@@ -179,16 +179,18 @@ class DatabaseUnavailableError(AsyncJobQError):
 
 
 class StaleSnapshotError(AsyncJobQError):
-    """The caller's transaction cannot see who holds a unique key now; nothing was written.
+    """The caller's transaction cannot see what is there now; nothing was written.
 
-    Only where one snapshot serves the whole transaction, as at REPEATABLE READ.
+    Who holds one of the unique `keys`, or that an upstream was deleted. Only where one snapshot
+    serves the whole transaction, as at REPEATABLE READ.
     """
 
-    def __init__(self, keys: list[str]) -> None:
+    def __init__(self, keys: list[str], changed: str | None = None) -> None:
         self.keys = keys
         listed = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
+        changed = changed or f"Who holds unique_key {listed} has changed"
         super().__init__(
-            f"Who holds unique_key {listed} has changed since this transaction took its snapshot. "
+            f"{changed} since this transaction took its snapshot. "
             "Nothing was enqueued. Do it in a new transaction, before its first query, or in one "
             "at READ COMMITTED."
         )

@@ -191,6 +191,14 @@ class Backend(KeysBackend):
             found.update(connection.scalars(select(jobs.c.id).where(jobs.c.id.in_(chunk))))
         return found
 
+    def keep_existing(self, connection: Connection, ids: Iterable[int]) -> set[int]:
+        """Return which of these jobs there are; pruning leaves them until this transaction ends.
+
+        Only where that keeps nobody else from them. Elsewhere one may be gone when the caller
+        commits, and settling cancels what waits for it.
+        """
+        return self.existing(connection, ids)
+
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
         """Read parents of new jobs; containers stay as they are until this transaction ends.
 

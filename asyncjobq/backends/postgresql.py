@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from math import inf
@@ -32,13 +32,14 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from asyncjobq.backends import lanes
-from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take
+from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, rows_by_id
 from asyncjobq.clock import monotonic
 from asyncjobq.column_types import JsonText
-from asyncjobq.errors import ConfigurationError, UnsupportedDatabaseError
+from asyncjobq.errors import ConfigurationError, StaleSnapshotError, UnsupportedDatabaseError
 from asyncjobq.models import LANE, Tables, in_state
 from asyncjobq.states import State
 from asyncjobq.transactions import Fault
@@ -77,6 +78,21 @@ class PostgreSQLBackend(Backend):
 
     def locking_all(self, query: Select[Any]) -> Select[Any]:
         return query.with_for_update(skip_locked=True, of=self.tables.jobs)
+
+    def keep_existing(self, connection: Connection, ids: Iterable[int]) -> set[int]:
+        # What the foreign keys would lock, but before anything is written.
+        query = self._by_id(select(self.tables.jobs.c.id))
+        query = query.with_for_update(read=True, key_share=True)
+        wanted = sorted(ids)
+        if not wanted or self.reads_fresh(connection):
+            return {row.id for row in rows_by_id(connection, query, wanted)}
+        try:
+            with self.savepoint(connection):
+                return {row.id for row in rows_by_id(connection, query, wanted)}
+        except DBAPIError as error:
+            if not self.is_stale(error):
+                raise
+            raise StaleSnapshotError([], "A job that depends_on names was deleted") from error
 
     def refuse_snapshot(self, connection: Connection, what: str) -> None:
         level = connection.get_isolation_level()

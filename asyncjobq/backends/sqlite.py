@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
@@ -72,6 +72,11 @@ class SQLiteBackend(Backend):
         if ids:
             self._take_write_lock(connection)
         return super().read_parents(connection, ids)
+
+    def keep_existing(self, connection: Connection, ids: Iterable[int]) -> set[int]:
+        if wanted := list(ids):
+            self._take_write_lock(connection)
+        return super().keep_existing(connection, wanted)
 
     def wait_for_row(
         self, connection: Connection, job_id: int, columns: Sequence[ColumnElement[Any]]

@@ -475,6 +475,22 @@ BREAKAGES: Final = (
         SERVERS,
     ),
     Breakage(
+        "an upstream may be pruned under the caller who has just seen it",
+        "backends/postgresql.py",
+        "query = query.with_for_update(read=True, key_share=True)\n        wanted",
+        "wanted",
+        ("graphs/test_pruned_upstream.py::TestAtAnyMoment::test_of_an_enqueue",),
+        ("postgresql",),
+    ),
+    Breakage(
+        "the caller looks for upstreams before the file is locked",
+        "backends/sqlite.py",
+        "if wanted := list(ids):\n            self._take_write_lock(connection)",
+        "wanted = list(ids)",
+        ("graphs/test_pruned_upstream.py::test_comes_too_late_once_somebody_has_asked_for_it",),
+        ("sqlite",),
+    ),
+    Breakage(
         "a dependant goes with its first upstream",
         "settle.py",
         "if not (row.held or row.hopeless",
