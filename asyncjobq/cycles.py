@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -34,19 +34,40 @@ def ancestors(connection: Connection, backend: Backend, job_ids: Iterable[int]) 
     return found
 
 
-def way_round(
-    connection: Connection,
-    backend: Backend,
+class Waits:
+    """What beginnings and ends wait for, each read once: a search costs no more than its reach."""
+
+    def __init__(self, connection: Connection, backend: Backend) -> None:
+        self._connection = connection
+        self._backend = backend
+        self._known: dict[Place, list[Place]] = {}
+
+    def of(self, places: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
+        """Yield what these wait for, as pairs."""
+        unknown = [place for place in places if place not in self._known]
+        self._known.update((place, []) for place in unknown)
+        for waiting, waited_for in _waits(self._connection, self._backend, unknown):
+            self._known[waiting].append(waited_for)
+        return ((place, waited_for) for place in places for waited_for in self._known[place])
+
+    def forget(self, job_id: int) -> None:
+        """Read again what this job waits for: it has changed."""
+        for is_end in (False, True):
+            self._known.pop((job_id, is_end), None)
+
+
+def _way(
+    waits: Waits,
     upstreams: Iterable[int],
-    parents: Iterable[int],
+    targets: Collection[int],
     also: Mapping[int, Iterable[int]] = MappingProxyType({}),
 ) -> list[int] | None:
-    """Return how an end of `upstreams` waits for the end of one of `parents` or their ancestors.
+    """Return how an end of `upstreams` waits for the end of one of `targets`.
 
-    A job below such a parent that depended on such an upstream would wait for itself. `also` says
-    what the ends of containers will wait for, when what is about to be written is in them.
+    A job that depended on such an upstream, and that such a target waits for, would wait for
+    itself. `also` says what the ends of containers will wait for, when what is about to be
+    written is in them.
     """
-    targets = ancestors(connection, backend, parents)
     came_from: dict[Place, Place | None] = {(job_id, True): None for job_id in upstreams}
     level = list(came_from)
     while level:
@@ -55,12 +76,30 @@ def way_round(
             return _path(came_from, hit)
         following: list[Place] = []
         planned = [(up, (down, True)) for up in level if up[1] for down in also.get(up[0], ())]
-        for waiting, waited_for in (*_waits(connection, backend, level), *planned):
+        for waiting, waited_for in (*waits.of(level), *planned):
             if waited_for not in came_from:
                 came_from[waited_for] = waiting
                 following.append(waited_for)
         level = following
     return None
+
+
+def way_round(
+    connection: Connection, backend: Backend, upstreams: Mapping[int, Collection[int]]
+) -> list[int] | None:
+    """Return how what is about to be written would wait for itself.
+
+    `upstreams` are, by parent, those of all that will be below it.
+    """
+    everything = {job_id for found in upstreams.values() for job_id in found}
+    waits = _suspected(connection, backend, everything, upstreams, upstreams)
+    if waits is None:
+        return None
+    ways = (
+        _way(waits, found, ancestors(connection, backend, [parent]), upstreams)
+        for parent, found in upstreams.items()
+    )
+    return next((way for way in ways if way is not None), None)
 
 
 def waiting_for_themselves(
@@ -72,12 +111,67 @@ def waiting_for_themselves(
     each write a half of one. Only edges that lead out of a container can be part of it.
     """
     for chunk in chunked(job_ids, 500):
-        for job, upstreams in _edges_outward(connection, backend, chunk):
-            way = way_round(connection, backend, upstreams, [job.parent_id])
-            if way is not None:
-                path = " → ".join(map(str, (job.id, *way, job.id)))
-                error = f"it would wait for itself: {path}"
-                yield End(Locked.of(job), State.CANCELLED, error=error)
+        jobs = _edges_outward(connection, backend, chunk)
+        everything = {upstream for _, upstreams in jobs for upstream in upstreams}
+        parents = {job.parent_id for job, _ in jobs}
+        waits = _suspected(connection, backend, everything, parents)
+        if waits is not None:
+            yield from _in_circles(connection, backend, jobs, waits)
+
+
+def _suspected(
+    connection: Connection,
+    backend: Backend,
+    upstreams: Collection[int],
+    parents: Iterable[int],
+    also: Mapping[int, Iterable[int]] = MappingProxyType({}),
+) -> Waits | None:
+    """Return what was read on the way if something below these parents may wait for itself.
+
+    Asked of all at once, for hardly ever one does: what many wait for is gone through only once.
+    """
+    if not upstreams:
+        return None
+    above = ancestors(connection, backend, parents)
+    if above.isdisjoint(upstreams) and not _awaited(connection, backend, above):
+        return None
+    waits = Waits(connection, backend)
+    return None if _way(waits, upstreams, above, also) is None else waits
+
+
+def _in_circles(
+    connection: Connection,
+    backend: Backend,
+    jobs: Sequence[tuple[Any, list[int]]],
+    waits: Waits,
+) -> Iterator[End]:
+    above: dict[int, set[int]] = {}
+    innocent: set[tuple[int, frozenset[int]]] = set()
+    for job, upstreams in jobs:
+        kind = (job.parent_id, frozenset(upstreams))
+        if kind in innocent:
+            continue
+        if job.parent_id not in above:
+            above[job.parent_id] = ancestors(connection, backend, [job.parent_id])
+        way = _way(waits, upstreams, above[job.parent_id])
+        if way is None:
+            innocent.add(kind)
+            continue
+        path = " → ".join(map(str, (job.id, *way, job.id)))
+        error = f"it would wait for itself: {path}"
+        yield End(Locked.of(job), State.CANCELLED, error=error)
+        waits.forget(job.id)
+
+
+def _awaited(connection: Connection, backend: Backend, job_ids: Iterable[int]) -> bool:
+    """Tell whether a blocked job depends on one of these; without, none is part of a circle."""
+    jobs, deps = backend.tables.jobs, backend.tables.deps
+    query = select(deps.c.job_id).join(jobs, jobs.c.id == deps.c.job_id)
+    waiting = (~deps.c.satisfied, in_state(jobs, State.BLOCKED))
+    return any(
+        connection.scalar(query.where(deps.c.depends_on_id.in_(chunk), *waiting).limit(1))
+        for chunk in chunked(sorted(job_ids), 500)
+    )
 
 
 def _edges_outward(

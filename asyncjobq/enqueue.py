@@ -141,12 +141,10 @@ def _check(
     parents, upstreams = batch.existing_parents(), batch.existing_upstreams()
     _check_parents(connection, backend, parents, parent_may_be_job)
     _check_upstreams(connection, backend, upstreams)
-    if parents and cycles.way_round(connection, backend, upstreams, parents) is not None:
-        planned = batch.existing_upstreams_below()
-        for parent, below in planned.items():
-            way = cycles.way_round(connection, backend, below, [parent], planned)
-            if way is not None:
-                raise CycleError([f"the new job, below {way[-1]}", *map(str, way)])
+    if parents and upstreams:
+        below = batch.existing_upstreams_below()
+        if (way := cycles.way_round(connection, backend, below)) is not None:
+            raise CycleError([f"the new job, below {way[-1]}", *map(str, way)])
 
 
 def _check_alone(connection: Connection, backend: Backend, batch: Batch) -> None:

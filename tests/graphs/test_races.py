@@ -194,6 +194,21 @@ class TestTwoHalvesOfACircle:
         assert await graphs.states(*others) == [DONE, DONE]
         await graphs.assert_settled()
 
+    async def test_are_found_where_each_is_many(self, graphs: Graphs) -> None:
+        """All of one half have to go, and nothing else."""
+        a, b = await graphs.write(workflow("a")), await graphs.write(workflow("b"))
+        async with graphs.limited_time(), graphs.transaction() as one:
+            async with graphs.transaction() as other:
+                first = await one(enqueuing(*[spec(parent=a, depends_on=[b])] * 3))
+                second = await other(enqueuing(*[spec(parent=b, depends_on=[a])] * 3))
+        others = await graphs.do(enqueuing(spec(parent=a), spec(parent=b)))
+        await graphs.settle()
+        assert await graphs.states(*first) == [CANCELLED] * 3
+        assert CANCELLED not in await graphs.states(*second, *others)
+        await graphs.run_to_the_end()
+        assert await graphs.open() == []
+        await graphs.assert_settled()
+
     async def test_are_found_whoever_settles_first(self, graphs: Graphs) -> None:
         async for moment in graphs.moments():
             a, b = await graphs.write(workflow("a")), await graphs.write(workflow("b"))
@@ -402,6 +417,20 @@ class TestRetrying:
             await moment.of(settle_once, meanwhile=settling)
             await graphs.settle()
             assert await graphs.states(bad, wf, inside) == [READY, BLOCKED, BLOCKED]
+            await graphs.assert_settled()
+
+    async def test_at_any_moment_of_settling_a_child_that_its_end_had_missed(
+        self, graphs: Graphs
+    ) -> None:
+        """The child is cancelled with its parent, and revived with it, in whichever order."""
+        async for moment in graphs.moments():
+            parent = await graphs.leased()
+            async with graphs.transaction() as handler:
+                child = await handler(adding(parent))
+                await graphs.finish(parent, outcome=failed())
+            await moment.of(settle_once, meanwhile=both(retrying(parent), settling))
+            await graphs.settle()
+            assert await graphs.states(parent, child) == [READY, READY]
             await graphs.assert_settled()
 
     async def test_waits_for_no_container_that_somebody_holds(

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from asyncjobq import State
 from asyncjobq.settle import settle_once
 from conformance.steps import spec
 from graphs import sizes
@@ -50,6 +51,29 @@ class TestStatements:
             await graphs.enqueue(depends_on=[first])
         await graphs.settle()
         assert await self._of_an_end(graphs) == 7
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    async def test_to_look_for_circles_are_as_many_for_one_job_as_for_many(
+        self, graphs: Graphs, awaited: bool
+    ) -> None:
+        """Each waits for a container with as many jobs, and for one of these by itself."""
+        counts = []
+        for width in (3, 40):
+            first, second, third = workflow("first"), workflow("second"), workflow("third")
+            jobs = [first.add(spec()) for _ in range(width)]
+            for job in jobs:
+                second.add(spec(), depends_on=[first, job])
+            await graphs.write(first)
+            if awaited:
+                third.add(spec(), depends_on=[second])
+            await graphs.write(second)
+            if awaited:
+                await graphs.write(third)
+            counts.append(await graphs.statements_of(settle_once))
+            states = await graphs.states(*(draft.node for draft in second.drafts if draft.node))
+            assert states == [State.WAITING] + [State.BLOCKED] * width
+            await graphs.settle()
+        assert counts[0] == counts[1]
 
     async def _of_an_end(self, graphs: Graphs) -> int:
         """Run what is ready, one job, and count the statements of its settling."""

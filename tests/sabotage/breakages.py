@@ -475,6 +475,16 @@ BREAKAGES: Final = (
         SERVERS,
     ),
     Breakage(
+        "a search for circles reads each place again",
+        "cycles.py",
+        "unknown = [place for place in places if place not in self._known]",
+        "unknown = list(places)",
+        (
+            "graphs/test_sizes.py::TestStatements"
+            "::test_to_look_for_circles_are_as_many_for_one_job_as_for_many",
+        ),
+    ),
+    Breakage(
         "an upstream may be pruned under the caller who has just seen it",
         "backends/postgresql.py",
         "query = query.with_for_update(read=True, key_share=True)\n        wanted",
