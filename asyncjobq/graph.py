@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,10 +38,20 @@ class Graph:
 
     jobs: tuple[Job[Any], ...]
     edges: tuple[Edge, ...]
+    cut: bool = False
+    """Whether there are more jobs, which the limit has left out."""
 
     def to_mermaid(self) -> str:
         """Return the graph in Mermaid's language, containers as boxes around what is in them."""
-        lines = ["flowchart LR", *self._mermaid_boxes(None, "  ")]
+        lines = ["flowchart LR"]
+        for job, depth, ends in self._places():
+            indent = "  " * (depth + 1)
+            if ends:
+                lines.append(f"{indent}end")
+            elif job.kind is Kind.CONTAINER:
+                lines.append(f'{indent}subgraph j{job.id} ["{_label(job)}"]')
+            else:
+                lines.append(f'{indent}j{job.id}["{_label(job)}"]')
         for edge in self.edges:
             arrow = "-.->" if edge.on_failure == "run" else "-->"
             lines.append(f"  j{edge.depends_on_id} {arrow} j{edge.job_id}")
@@ -52,43 +62,41 @@ class Graph:
     def to_dot(self) -> str:
         """Return the graph in Graphviz' language."""
         lines = ["digraph jobs {", "  rankdir=LR; compound=true; node [shape=box, style=filled];"]
-        lines += self._dot_boxes(None, "  ")
+        for job, depth, ends in self._places():
+            indent = "  " * (depth + 1)
+            label = _label(job).replace("\\", "\\\\")
+            color = COLORS.get(job.state, "#ffffff")
+            if ends:
+                lines.append(f"{indent}}}")
+            elif job.kind is Kind.CONTAINER:
+                lines.append(f'{indent}subgraph cluster_{job.id} {{ label="{label}";')
+                lines.append(f"{indent}  j{job.id} [shape=point, style=invis];")
+            else:
+                lines.append(f'{indent}j{job.id} [label="{label}", fillcolor="{color}"];')
         for edge in self.edges:
             style = " [style=dashed]" if edge.on_failure == "run" else ""
             lines.append(f"  j{edge.depends_on_id} -> j{edge.job_id}{style};")
         return "\n".join([*lines, "}"]) + "\n"
 
-    def _inside(self, parent_id: int | None) -> Iterable[Job[Any]]:
+    def _places(self) -> Iterator[tuple[Job[Any], int, bool]]:
+        """Yield each job with the number of containers around it; one of these twice.
+
+        The second time, True says that its box ends.
+        """
         known = {job.id for job in self.jobs}
+        inside: dict[int | None, list[Job[Any]]] = {}
         for job in self.jobs:
             above = job.parent_id if job.parent_id in known else None
-            if above == parent_id:
-                yield job
-
-    def _mermaid_boxes(self, parent_id: int | None, indent: str) -> list[str]:
-        lines: list[str] = []
-        for job in self._inside(parent_id):
-            if job.kind is Kind.CONTAINER:
-                inner = self._mermaid_boxes(job.id, indent + "  ")
-                lines += [f'{indent}subgraph j{job.id} ["{_label(job)}"]', *inner, f"{indent}end"]
-            else:
-                lines.append(f'{indent}j{job.id}["{_label(job)}"]')
-                lines += self._mermaid_boxes(job.id, indent)
-        return lines
-
-    def _dot_boxes(self, parent_id: int | None, indent: str) -> list[str]:
-        lines: list[str] = []
-        for job in self._inside(parent_id):
-            color = COLORS.get(job.state, "#ffffff")
-            label = _label(job).replace("\\", "\\\\")
-            if job.kind is Kind.CONTAINER:
-                lines.append(f'{indent}subgraph cluster_{job.id} {{ label="{label}";')
-                lines.append(f"{indent}  j{job.id} [shape=point, style=invis];")
-                lines += [*self._dot_boxes(job.id, indent + "  "), f"{indent}}}"]
-            else:
-                lines.append(f'{indent}j{job.id} [label="{label}", fillcolor="{color}"];')
-                lines += self._dot_boxes(job.id, indent)
-        return lines
+            inside.setdefault(above, []).append(job)
+        left = [(job, 0, False) for job in reversed(inside.get(None, ()))]
+        while left:
+            job, depth, ends = left.pop()
+            yield job, depth, ends
+            if ends:
+                continue
+            is_box = job.kind is Kind.CONTAINER
+            left += [(job, depth, True)] if is_box else []
+            left += [(one, depth + is_box, False) for one in reversed(inside.get(job.id, ()))]
 
 
 def _label(job: Job[Any]) -> str:
@@ -98,20 +106,24 @@ def _label(job: Job[Any]) -> str:
 
 
 def graph_of(connection: Connection, backend: Backend, job_id: int, limit: int) -> Graph:
-    """Return the graph around a job: all that is in its outermost container, else what is linked.
+    """Return the graph around a job: all that edges, parents and children lead to from it.
 
-    Raises JobNotFoundError. At most about `limit` jobs are read.
+    Raises JobNotFoundError. What is nearest comes first, should there be more than `limit` jobs.
     """
     jobs = backend.tables.jobs
     if connection.scalar(select(jobs.c.id).where(jobs.c.id == job_id)) is None:
         raise JobNotFoundError(job_id)
-    found: set[int] = set()
-    level = {job_id}
-    while level and len(found) < limit:
+    found: set[int] = {job_id}
+    level, cut = found, False
+    while level and not cut:
+        around = sorted(_neighbours(connection, backend, sorted(level)) - found)
+        room = max(0, limit - len(found))
+        level, cut = set(around[:room]), len(around) > room
         found |= level
-        level = _neighbours(connection, backend, sorted(level)) - found
     ids = sorted(found)
-    return Graph(tuple(_jobs(connection, backend, ids)), tuple(_edges(connection, backend, ids)))
+    edges = _edges(connection, backend, ids)
+    known = tuple(edge for edge in edges if edge.depends_on_id in found)
+    return Graph(tuple(_jobs(connection, backend, ids)), known, cut)
 
 
 def count_below(connection: Connection, backend: Backend, job_id: int) -> dict[State, int]:

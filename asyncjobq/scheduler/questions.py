@@ -57,9 +57,12 @@ class Questions(Access):
         return await self._read(lambda c, b: count_below(c, b, job_id), session)
 
     async def graph(
-        self, job: JobRef, /, *, limit: int = 10_000, session: AsyncCaller | None = None
+        self, job: JobRef, /, *, limit: int = 20_000, session: AsyncCaller | None = None
     ) -> Graph:
-        """Return the graph that a job or workflow belongs to, with states; it can draw itself."""
+        """Return the graph that a job or workflow belongs to, with states; it can draw itself.
+
+        Where more than `limit` jobs are linked, those nearest, and `cut` says so.
+        """
         job_id = id_of(job)
         return await self._read(lambda c, b: graph_of(c, b, job_id, limit), session)
 

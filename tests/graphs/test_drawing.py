@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 
-from asyncjobq import Edge, JobNotFoundError, Kind, State, after
+from asyncjobq import Edge, Graph, Job, JobNotFoundError, Kind, State, after
 from conformance.steps import spec
 from graphs.kit import Graphs, workflow
 
@@ -62,6 +65,20 @@ class TestGraph:
         assert [job.id for job in graph.jobs] == [job.id for job in chain[:5]]
         assert len(graph.edges) == 4
 
+    async def test_says_where_its_limit_has_cut_it(self, graphs: Graphs) -> None:
+        """What is nearest is there, and edges only between what is."""
+        wf = workflow()
+        first = wf.add(spec())
+        jobs = [wf.add(spec(), depends_on=[first]) for _ in range(6)]
+        await graphs.write(wf)
+        for limit, cut in ((1, True), (2, True), (4, True), (7, True), (8, False), (9, False)):
+            graph = await graphs.scheduler.graph(wf, limit=limit)
+            assert (len(graph.jobs), graph.cut) == (min(limit, 8), cut)
+            there = {job.id for job in graph.jobs}
+            assert wf.id in there
+            assert all({edge.job_id, edge.depends_on_id} <= there for edge in graph.edges)
+        assert len(graph.edges) == len(jobs)
+
     async def test_of_what_does_not_exist_is_refused(self, graphs: Graphs) -> None:
         with pytest.raises(JobNotFoundError):
             await graphs.scheduler.graph(10**12)
@@ -81,7 +98,36 @@ async def drawn(graphs: Graphs) -> tuple[dict[str, int], str, str]:
     return ids, graph.to_mermaid(), graph.to_dot()
 
 
+class Counted(tuple[Job[Any], ...]):  # noqa: SLOT001  it has a count of its own
+    """Jobs that count how often somebody has gone through all of them."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Job[Any]]:
+        self.times += 1
+        return super().__iter__()
+
+
+def job(number: int, parent: int | None, kind: Kind) -> Job[Any]:
+    return Job(number, "default", "work", kind, State.DONE, {}, parent_id=parent)
+
+
 class TestDrawing:
+    @pytest.mark.parametrize("draw", [Graph.to_mermaid, Graph.to_dot])
+    async def test_goes_through_the_jobs_a_few_times_however_many(
+        self, draw: Callable[[Graph], str]
+    ) -> None:
+        wide = Counted(job(n, 1 if n > 1 else None, Kind.CONTAINER) for n in range(1, 50))
+        assert len(draw(Graph(wide, ())).splitlines()) > 2 * 49
+        assert wide.times < 5
+
+    @pytest.mark.parametrize("draw", [Graph.to_mermaid, Graph.to_dot])
+    async def test_of_containers_in_containers_however_deep(
+        self, draw: Callable[[Graph], str]
+    ) -> None:
+        deep = tuple(job(n, n - 1 if n > 1 else None, Kind.CONTAINER) for n in range(1, 3001))
+        assert "3000" in draw(Graph(deep, ()))
+
     async def test_for_mermaid(self, graphs: Graphs) -> None:
         ids, mermaid, _ = await drawn(graphs)
         expected = """flowchart LR
