@@ -7,7 +7,6 @@ changes nothing of the series that it is given, since its transaction may be rep
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -76,11 +75,12 @@ def _refuse_others(wanted: Filter, fit: frozenset[State], reason: str) -> None:
 
 def cancel_once(
     connection: Connection, backend: Backend, series: Series, limit: int = ROWS
-) -> tuple[Counter[Cancelled], Series]:
-    """Cancel up to `limit` more jobs; returns what was done, and where to go on.
+) -> tuple[dict[int, Cancelled], Series]:
+    """Cancel up to `limit` more jobs; returns what was done to which, and where to go on.
 
-    Those that are being cancelled already do not count.
+    Those that are being cancelled already are not among them.
     """
+    backend.begin_writing(connection)
     if series.passed:
         job_id, *held = series.held
         return _cancel_held(connection, backend, job_id), replace(series, held=tuple(held))
@@ -92,15 +92,15 @@ def cancel_once(
     answers = cancel_locked(connection, backend, rows)
     if answers:
         backend.notify(connection, TOPIC)
-    return Counter(answers.values()), _held(series, set(ids) - {row.id for row in rows})
+    return answers, _held(series, set(ids) - {row.id for row in rows})
 
 
-def _cancel_held(connection: Connection, backend: Backend, job_id: int) -> Counter[Cancelled]:
+def _cancel_held(connection: Connection, backend: Backend, job_id: int) -> dict[int, Cancelled]:
     try:
         answer = cancel_job(connection, backend, job_id)
     except JobNotFoundError:
-        return Counter()
-    return Counter() if answer is Cancelled.ENDED else Counter([answer])
+        return {}
+    return {} if answer is Cancelled.ENDED else {job_id: answer}
 
 
 def retry_once(
@@ -110,6 +110,7 @@ def retry_once(
 
     Containers are left out: they open again with what is below them.
     """
+    backend.begin_writing(connection)
     if series.passed:
         job_id, *held = series.held
         return _retry_held(connection, backend, job_id), replace(series, held=tuple(held))

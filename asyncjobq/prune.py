@@ -29,6 +29,7 @@ from sqlalchemy import (
 
 from asyncjobq import families
 from asyncjobq.backends.base import Backend, chunked
+from asyncjobq.errors import ConfigurationError
 from asyncjobq.holders import release
 from asyncjobq.models import in_state
 from asyncjobq.states import State
@@ -104,14 +105,30 @@ def prune_once(
     connection: Connection, backend: Backend, roots: Sequence[int], ages: Ages
 ) -> Pruned:
     """Delete those of these families that nothing holds, as many as are not too much for a call."""
-    backend.by_index(connection)
-    chosen = list(roots)
-    while (judged := _judge(connection, backend, chosen, ages)) is None:
-        if len(chosen) == 1:
-            return Pruned(0, left=roots[1:], too_large=chosen[0])
-        chosen = chosen[: len(chosen) // 2]
-    deleted = _delete(connection, backend, judged.free)
-    return Pruned(deleted, judged.held, roots[len(chosen) :])
+    with backend.by_index(connection):
+        chosen = list(roots)
+        while (judged := _judge(connection, backend, chosen, ages)) is None:
+            if len(chosen) == 1:
+                return Pruned(0, left=roots[1:], too_large=chosen[0])
+            chosen = chosen[: len(chosen) // 2]
+        deleted = _delete(connection, backend, judged.free)
+        return Pruned(deleted, judged.held, roots[len(chosen) :])
+
+
+def begin_in_callers(connection: Connection, backend: Backend) -> None:
+    """Make sure that what a caller's transaction reads from here on is so until it ends.
+
+    Raises ConfigurationError where it cannot be: an old snapshot lacks edges that were committed
+    meanwhile, and what they lead to would be deleted.
+    """
+    if not backend.reads_committed(connection):
+        raise ConfigurationError(
+            "prune() works in a transaction at READ COMMITTED only: at another level it may not "
+            "see what still needs a job. Use that for this session, first of all by await "
+            'session.connection(execution_options={"isolation_level": "READ COMMITTED"}), or '
+            "leave session= out."
+        )
+    backend.begin_writing(connection)
 
 
 def _judge(
@@ -125,10 +142,10 @@ def _judge(
 
 def parts_of(connection: Connection, backend: Backend, root: int) -> list[int]:
     """Return a large family in the order in which it may go; nothing if something else holds it."""
-    backend.by_index(connection)
-    root_of = families.members_of(connection, backend, [root])
-    members = list(reversed(root_of or ()))
-    return [] if families.held_from_outside(connection, backend, members) else members
+    with backend.by_index(connection):
+        root_of = families.members_of(connection, backend, [root])
+        members = list(reversed(root_of or ()))
+        return [] if families.held_from_outside(connection, backend, members) else members
 
 
 def prune_part_once(
@@ -138,16 +155,16 @@ def prune_part_once(
 
     None if the family may not go any more: it is open again.
     """
-    backend.by_index(connection)
-    old = _old(backend, backend.tables.jobs, ages)
-    if not families.lock_fit(connection, backend, [root], old):
-        return None
-    judged = families.judge(connection, backend, {job_id: job_id for job_id in part}, old)
-    if judged is None:
-        half = len(part) // 2
-        return prune_part_once(connection, backend, root, part[:half], ages) if half else []
-    _delete(connection, backend, judged.free)
-    return judged.free
+    with backend.by_index(connection):
+        old = _old(backend, backend.tables.jobs, ages)
+        if not families.lock_fit(connection, backend, [root], old):
+            return None
+        judged = families.judge(connection, backend, {job_id: job_id for job_id in part}, old)
+        if judged is None:
+            half = len(part) // 2
+            return prune_part_once(connection, backend, root, part[:half], ages) if half else []
+        _delete(connection, backend, judged.free)
+        return judged.free
 
 
 def _delete(connection: Connection, backend: Backend, job_ids: Sequence[int]) -> int:

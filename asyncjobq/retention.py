@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
-from asyncjobq.backends.base import Database, chunked
+from asyncjobq.backends.base import Backend, Database, Work, chunked
+from asyncjobq.callers import AsyncCaller, in_transaction_of
 from asyncjobq.clock import seconds
 from asyncjobq.errors import ConfigurationError
 from asyncjobq.prune import (
@@ -19,6 +20,8 @@ from asyncjobq.prune import (
     prune_part_once,
 )
 from asyncjobq.settings import Duration, ended_states
+
+T = TypeVar("T")
 
 logger = logging.getLogger("asyncjobq.retention")
 
@@ -38,10 +41,41 @@ def ages_of(older_than: Duration, states: object) -> Ages:
     return dict.fromkeys(ended, age)
 
 
+class Transactions(Protocol):
+    """Where steps are taken: each in a short transaction of its own, or all in a caller's."""
+
+    @property
+    def backend(self) -> Backend:
+        """The database's way of doing things."""
+        ...
+
+    async def run(self, work: Work[T]) -> T:
+        """Run what writes."""
+        ...
+
+    async def read(self, work: Work[T]) -> T:
+        """Run what only reads."""
+        ...
+
+
+class InCallers:
+    """A caller's transaction, in which steps are taken that might be transactions of ours."""
+
+    def __init__(self, backend: Backend, caller: AsyncCaller) -> None:
+        self.backend = backend
+        self._caller = caller
+
+    async def run(self, work: Work[T]) -> T:
+        return await in_transaction_of(self._caller, work)
+
+    async def read(self, work: Work[T]) -> T:
+        return await in_transaction_of(self._caller, work)
+
+
 class Pruning:
     """One going through all old jobs, step by step, each a short transaction or a few."""
 
-    def __init__(self, database: Database, ages: Ages) -> None:
+    def __init__(self, database: Transactions, ages: Ages) -> None:
         self._database = database
         self._ages = ages
         self._begin_at(0)

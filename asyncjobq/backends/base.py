@@ -138,8 +138,13 @@ class Backend(KeysBackend):
         They are jobs unless another table is given, and are found by primary key.
         """
 
-    def by_index(self, connection: Connection) -> None:
-        """Go by indexes to the end of this transaction, whatever the statistics make it seem."""
+    @contextmanager
+    def by_index(self, connection: Connection) -> Iterator[None]:
+        """Go by indexes in this block, whatever the statistics make it seem."""
+        yield
+
+    def begin_writing(self, connection: Connection) -> None:
+        """Keep others from writing what is read from here on, where rows cannot be locked."""
 
     def by_key(self, query: Select[Any], table: Table | None = None) -> Select[Any]:
         """Return a query, of jobs by default, so that it goes by primary key whatever is known."""

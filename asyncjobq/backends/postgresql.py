@@ -72,9 +72,14 @@ class PostgreSQLBackend(Backend):
         # One text, and so one prepared statement, however many values there are.
         return column == any_(bindparam(name, type_=ARRAY(column.type)))
 
-    def by_index(self, connection: Connection) -> None:
+    @contextmanager
+    def by_index(self, connection: Connection) -> Iterator[None]:
         # Without statistics of a column, a list of 500 values is taken for most of the table.
+        before = connection.exec_driver_sql("SHOW enable_seqscan").scalar_one()
         connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        yield
+        # The rest of the transaction may be a caller's. An error has undone it, or will.
+        connection.exec_driver_sql(f"SET LOCAL enable_seqscan = {before}")
 
     def locking_all(self, query: Select[Any]) -> Select[Any]:
         return query.with_for_update(skip_locked=True, of=self.tables.jobs)

@@ -70,7 +70,7 @@ class SQLiteBackend(Backend):
 
     def read_parents(self, connection: Connection, ids: Sequence[int]) -> list[Row[Any]]:
         if ids:
-            self._take_write_lock(connection)
+            self.begin_writing(connection)
         return super().read_parents(connection, ids)
 
     def keep_existing(self, connection: Connection, ids: Iterable[int]) -> set[int]:
@@ -81,17 +81,17 @@ class SQLiteBackend(Backend):
     def wait_for_row(
         self, connection: Connection, job_id: int, columns: Sequence[ColumnElement[Any]]
     ) -> Row[Any] | None:
-        self._take_write_lock(connection)
+        self.begin_writing(connection)
         return super().wait_for_row(connection, job_id, columns)
 
-    def _take_write_lock(self, connection: Connection) -> None:
-        """Lock the file, as others' transactions do: what is read before may be out of date."""
+    def begin_writing(self, connection: Connection) -> None:
+        # The file's only lock: what a caller's transaction reads before it may be out of date.
         connection.execute(update(self.tables.jobs).where(false()).values(settled=True))
 
     def lock_keys(
         self, connection: Connection, keys: Sequence[str], *, wait: bool = True
     ) -> set[str]:
-        self._take_write_lock(connection)
+        self.begin_writing(connection)
         return set(keys)
 
     def reads_committed(self, connection: Connection) -> bool:

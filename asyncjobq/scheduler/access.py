@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
 from asyncjobq.backends import backend_for
 from asyncjobq.backends.base import Backend, Database
-from asyncjobq.callers import AsyncCaller, in_transaction_of
+from asyncjobq.callers import AsyncCaller, in_transaction_of, refuse_autocommit
 from asyncjobq.emitter import Emitter
 from asyncjobq.errors import AsyncJobQError, ConfigurationError
 from asyncjobq.handlers import Handlers
@@ -19,6 +19,11 @@ from asyncjobq.transactions import Fault, reason_of, unavailable
 from asyncjobq.wake import ring_all
 
 T = TypeVar("T")
+
+_ALONE: Final = (
+    "Jobs and schedules cannot be written through an AUTOCOMMIT connection: a job could start "
+    "before its edges are written, and change between a look at it and what is done to it."
+)
 
 
 class Access:
@@ -85,7 +90,8 @@ class Access:
         `committed` is called with the result after the commit, if that is ours or a session's.
         """
         if session is not None:
-            return await in_transaction_of(session, self._in_callers_terms(work), committed)
+            theirs = self._in_callers_terms(work, writes=True)
+            return await in_transaction_of(session, theirs, committed)
         backend = self._database.backend
         async with self._schema_blamed():
             result = await self._database.run(lambda c: work(c, backend), repeatable=False)
@@ -109,9 +115,12 @@ class Access:
             raise
 
     def _in_callers_terms(
-        self, work: Callable[[Connection, Backend], T]
+        self, work: Callable[[Connection, Backend], T], *, writes: bool = False
     ) -> Callable[[Connection], T]:
-        """Bind work to the backend of the caller's connection, which must be of our kind."""
+        """Bind work to the backend of the caller's connection, which must be of our kind.
+
+        Where it `writes`, it must have transactions too.
+        """
 
         def bound(connection: Connection) -> T:
             ours = self._database.backend
@@ -121,6 +130,8 @@ class Access:
                     f"session= is connected to {theirs.name}, this scheduler to {ours.name}; a "
                     "job can only be enqueued in a transaction of the scheduler's own database."
                 )
+            if writes:
+                refuse_autocommit(connection, _ALONE)
             return work(connection, theirs)
 
         return bound

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from sqlalchemy import Connection
@@ -16,7 +17,8 @@ from asyncjobq.emitter import Told
 from asyncjobq.inspection import Filter
 from asyncjobq.job import JobRef, id_of
 from asyncjobq.pauses import Pause
-from asyncjobq.retention import Pruning, ages_of
+from asyncjobq.prune import begin_in_callers
+from asyncjobq.retention import InCallers, Pruning, ages_of
 from asyncjobq.scheduler.access import Access
 from asyncjobq.settings import Duration
 from asyncjobq.states import State
@@ -38,18 +40,25 @@ class Controls(Access):
         """
         job_id = id_of(job)
 
-        def work(connection: Connection, backend: Backend) -> tuple[Cancelled, Told]:
-            answer = cancel_job(connection, backend, job_id)
-            ended = [job_id] if answer is Cancelled.CANCELLED else []
-            return answer, self._emitter.look_up(connection, backend, ended)
+        def work(connection: Connection, backend: Backend) -> _Done:
+            answers = {job_id: cancel_job(connection, backend, job_id)}
+            return _Done(answers, self._look_up(connection, backend, answers))
 
-        answer, _ = await self._write(work, session, lambda done: self._tell_cancelled(done[1]))
-        if answer is Cancelled.CANCELLED:
-            self._waiters.tell(job_id)
-        return answer
+        done = await self._write(work, session, self._tell_cancelled)
+        return done.answers[job_id]
 
-    def _tell_cancelled(self, told: Told) -> None:
-        self._emitter.cancelled(told, "cancelled on request")
+    def _look_up(
+        self, connection: Connection, backend: Backend, answers: Mapping[int, Cancelled]
+    ) -> Told:
+        ended = [job_id for job_id, answer in answers.items() if answer is Cancelled.CANCELLED]
+        return self._emitter.look_up(connection, backend, ended)
+
+    def _tell_cancelled(self, done: _Done) -> None:
+        """Tell subscribers, and those who wait, of what is cancelled and committed."""
+        self._emitter.cancelled(done.told, control.ON_REQUEST)
+        for job_id, answer in done.answers.items():
+            if answer is Cancelled.CANCELLED:
+                self._waiters.tell(job_id)
 
     async def cancel_many(
         self,
@@ -66,12 +75,16 @@ class Controls(Access):
         cancelled, and how many were asked to end.
         """
         wanted = Filter(state=state, type=type, queue=queue, group_key=group_key)
-        series, done = control_many.to_cancel(wanted), Counter[Cancelled]()
+        series, counts = control_many.to_cancel(wanted), Counter[Cancelled]()
+
+        def step(connection: Connection, backend: Backend) -> tuple[_Done, control_many.Series]:
+            answers, following = control_many.cancel_once(connection, backend, series)
+            return _Done(answers, self._look_up(connection, backend, answers)), following
+
         while not series.over:
-            step = partial(control_many.cancel_once, series=series)
-            answers, series = await self._write(step, session)
-            done += answers
-        return {answer: done[answer] for answer in (Cancelled.CANCELLED, Cancelled.REQUESTED)}
+            done, series = await self._write(step, session, lambda d: self._tell_cancelled(d[0]))
+            counts.update(done.answers.values())
+        return {answer: counts[answer] for answer in (Cancelled.CANCELLED, Cancelled.REQUESTED)}
 
     async def retry(self, job: JobRef, /, *, session: AsyncCaller | None = None) -> None:
         """Run a failed or cancelled job again, and what its end had cancelled.
@@ -139,12 +152,26 @@ class Controls(Access):
         older_than: Duration,
         states: States = (State.DONE, State.FAILED, State.CANCELLED),
         limit: int | None = None,
+        session: AsyncCaller | None = None,
     ) -> int:
         """Delete jobs that ended longer ago than that, in one of these states.
 
         A family (a container or job with all that is below it) goes as a whole, when the topmost
         of it is old enough; and nothing goes that a job which may still run depends on. In short
-        transactions; with `limit`, it ends once so many are deleted. Returns how many were.
+        transactions one after the other, or all in the caller's, which has to be at READ COMMITTED
+        and keeps what is deleted locked until it ends: give a `limit` then. With it, this ends
+        once so many are deleted. Returns how many were.
         """
-        pruning = Pruning(self._database, ages_of(older_than, states))
-        return await pruning.run(limit)
+        ages = ages_of(older_than, states)
+        if session is None:
+            return await Pruning(self._database, ages).run(limit)
+        await self._write(begin_in_callers, session)
+        return await Pruning(InCallers(self._database.backend, session), ages).run(limit)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What was cancelled, how, and what events say of it."""
+
+    answers: Mapping[int, Cancelled]
+    told: Told

@@ -20,14 +20,25 @@ from asyncjobq import (
     Scheduler,
     State,
 )
-from asyncjobq.control import cancel_job
+from asyncjobq.control import cancel_job, retry_job
 from asyncjobq.control_many import cancel_once, retry_once, to_cancel, to_retry
 from asyncjobq.heartbeat import Heartbeat
 from asyncjobq.inspection import Filter
 from asyncjobq.lease import asked_to_end
 from conformance.kit import ISOLATION_LEVELS, Jobs
+from conformance.meanwhile import moments_of_a_caller
 from conformance.running import Latch, serving
-from conformance.steps import TTL, enqueuing, failed, holding, ids_of, impostor, spec
+from conformance.steps import (
+    TTL,
+    claiming,
+    enqueuing,
+    failed,
+    holding,
+    ids_of,
+    impostor,
+    settling,
+    spec,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -220,7 +231,7 @@ class TestManyAreCancelled:
         counts = []
         while not series.over:
             answers, series = await jobs.do(partial(cancel_once, series=series, limit=2))
-            counts.append(answers.total())
+            counts.append(len(answers))
             await jobs.enqueue()  # comes too late
         assert counts == [2, 2, 1]
         assert await jobs.states(*made) == [CANCELLED] * 5
@@ -241,10 +252,10 @@ class TestManyAreCancelled:
             async with jobs.transaction() as take:
                 await take(holding(held))
                 answers, series = await jobs.do(partial(cancel_once, series=series))
-                assert answers == {Cancelled.CANCELLED: 3}
+                assert answers == {job.id: Cancelled.CANCELLED for job in free}
                 assert series.held == (held.lease.job_id,)
             answers, series = await jobs.do(partial(cancel_once, series=series))
-        assert (answers, series.over) == ({Cancelled.REQUESTED: 1}, True)
+        assert (answers, series.over) == ({held.lease.job_id: Cancelled.REQUESTED}, True)
         assert await jobs.states(*free) == [CANCELLED] * 3
 
     async def test_in_a_transaction_of_the_caller(self, jobs: Jobs, session: AsyncSession) -> None:
@@ -256,6 +267,23 @@ class TestManyAreCancelled:
         await cancel()
         await session.commit()
         assert await jobs.states(*made) == [CANCELLED] * 3
+
+    async def test_and_told_what_became_of_them_at_any_moment_of_a_claim(
+        self, jobs: Jobs, application: AsyncEngine
+    ) -> None:
+        """Also in a transaction of the caller that has read before it locks anything."""
+        job = await jobs.enqueue()
+        async for moment in moments_of_a_caller(jobs, application, claiming()):
+            answers = await jobs.scheduler.cancel_many(type="work", session=moment.session)
+            await moment.session.commit()
+            row = await jobs.row(job)
+            if moment.result:
+                assert (row.state, row.cancel_requested) == (State.LEASED, True)
+                assert answers == {Cancelled.CANCELLED: 0, Cancelled.REQUESTED: 1}
+            else:
+                assert row.state == CANCELLED
+                assert answers == {Cancelled.CANCELLED: 1, Cancelled.REQUESTED: 0}
+            job = await jobs.enqueue()
 
     async def test_but_not_by_mistake(self, jobs: Jobs) -> None:
         job = await jobs.enqueue()
@@ -348,6 +376,31 @@ class TestManyAreRetried:
         await session.commit()
         await jobs.settle()
         assert await jobs.state(bad) == READY
+
+    async def test_once_at_any_moment_of_another_retry(
+        self, jobs: Jobs, application: AsyncEngine
+    ) -> None:
+        """What is run again by somebody else, and claimed, is not taken from its worker."""
+
+        def retry_and_claim(connection: Any, backend: Any) -> list[Any]:
+            retry_job(connection, backend, job.lease.job_id)
+            settling(connection, backend)
+            return claiming()(connection, backend)
+
+        job = await jobs.leased()
+        await jobs.finish(job, outcome=failed())
+        engine = application
+        if jobs.backend_name != "sqlite":
+            engine = engine.execution_options(isolation_level="READ COMMITTED")
+        async for moment in moments_of_a_caller(jobs, engine, retry_and_claim):
+            await jobs.scheduler.retry_many(session=moment.session)
+            await moment.session.commit()
+            await jobs.settle()
+            (claimed,) = moment.result or await jobs.claim()
+            assert (await jobs.row(job)).lease_token == claimed.lease.token
+            assert len((await jobs.finish(claimed)).written) == 1
+            job = await jobs.leased()
+            await jobs.finish(job, outcome=failed())
 
     @pytest.mark.parametrize("state", ["done", "ready", "bogus", ["failed", "running"]])
     async def test_but_not_what_cannot_be(self, jobs: Jobs, state: Any) -> None:

@@ -269,6 +269,24 @@ class TestOtherEnds:
         await told()
         assert seen.names(two) == ["Cancelled"] * commits
 
+    @pytest.mark.parametrize("commits", [True, False])
+    async def test_of_many_by_a_call(
+        self, jobs: Jobs, seen: Seen, session: AsyncSession, commits: bool
+    ) -> None:
+        await jobs.leased()
+        one, two = [await jobs.enqueue() for _ in range(2)]
+        await jobs.scheduler.cancel_many(type="work")
+        await told()
+        assert seen.names() == ["Cancelled"] * 2  # the one that runs is only asked
+        assert [event.job_id for event in seen.events] == [one.id, two.id]
+        three = await jobs.enqueue()
+        await jobs.scheduler.cancel_many(type="work", session=session)
+        await told()
+        assert seen.names(three) == []
+        await (session.commit() if commits else session.rollback())
+        await told()
+        assert seen.names(three) == ["Cancelled"] * commits
+
 
 End = Callable[[AsyncSession], Awaitable[None]]
 

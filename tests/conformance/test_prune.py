@@ -16,8 +16,9 @@ from asyncjobq import ConfigurationError, Job, JobNotFoundError, State, after, p
 from asyncjobq.control import retry_job
 from asyncjobq.prune import find_once, prune_once
 from asyncjobq.retention import Pruning, Retention
-from conformance.kit import Jobs, assert_nothing_is_stranded
-from conformance.steps import failed, holding, ids_of, spec, succeeded
+from conformance.kit import ISOLATION_LEVELS, Jobs, assert_nothing_is_stranded
+from conformance.meanwhile import moments_of_a_caller
+from conformance.steps import enqueuing, failed, holding, ids_of, spec, succeeded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -294,6 +295,104 @@ class TestCallers:
         await jobs.settle()
         assert await jobs.state(behind) in (CANCELLED, READY)
         await assert_nothing_is_stranded(jobs)
+
+
+@pytest.fixture
+def committed(jobs: Jobs, application: AsyncEngine) -> AsyncEngine:
+    """Give the application's engine, at READ COMMITTED where there are levels."""
+    if jobs.backend_name == "sqlite":
+        return application
+    return application.execution_options(isolation_level="READ COMMITTED")
+
+
+class TestInACallersTransaction:
+    async def test_all_goes_or_stays_with_it(self, jobs: Jobs, committed: AsyncEngine) -> None:
+        first = await ended(jobs)
+        await jobs.enqueue(depends_on=[first])
+        await jobs.settle()
+        await jobs.run_all(failed())
+        async with jobs.scheduler.workflow("nightly") as nightly:
+            nightly.add(spec())
+        await jobs.run_all()
+        open_ = await jobs.enqueue()
+        async with AsyncSession(committed) as session:
+            assert await pruned(jobs, session=session) == 4
+            await session.rollback()
+            assert len(await left(jobs)) == 5
+            assert await pruned(jobs, session=session, states="done") == 2
+            assert await pruned(jobs, session=session, limit=1) == 1
+            assert await pruned(jobs, session=session) == 1
+            await session.commit()
+        assert await left(jobs) == [open_.id]
+
+    async def test_of_a_connection(self, jobs: Jobs, committed: AsyncEngine) -> None:
+        await ended(jobs)
+        async with committed.begin() as connection:
+            assert await pruned(jobs, session=connection) == 1
+        assert await left(jobs) == []
+
+    async def test_however_many_steps_it_takes(
+        self, jobs: Jobs, committed: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(retention, "ROOTS", 2)
+        for module in (prune, retention):
+            monkeypatch.setattr(module, "MEMBERS", 3)
+        async with jobs.scheduler.workflow("large") as large:
+            for _ in range(6):
+                large.add(spec())
+        await jobs.enqueue_many(5)
+        await jobs.run_all()
+        async with AsyncSession(committed) as session:
+            assert await pruned(jobs, session=session) == 12
+            await session.commit()
+        assert await left(jobs) == []
+
+    @pytest.mark.requires("server")
+    async def test_at_another_level_is_refused(self, jobs: Jobs, application: AsyncEngine) -> None:
+        """An old snapshot does not show the edge that was committed meanwhile."""
+        job = await ended(jobs)
+        for level in ISOLATION_LEVELS[jobs.backend_name]:
+            engine = application.execution_options(isolation_level=level)
+            async with AsyncSession(engine) as session:
+                await session.execute(select(jobs.tables.pauses))
+                await jobs.enqueue(depends_on=[job])
+                await jobs.settle()
+                if level == "READ COMMITTED":
+                    assert await pruned(jobs, session=session) == 0
+                else:
+                    with pytest.raises(ConfigurationError, match="READ COMMITTED"):
+                        await pruned(jobs, session=session)
+                await session.execute(select(jobs.tables.pauses))  # it is usable still
+                await session.commit()
+        assert job.id in await left(jobs)
+
+    async def test_edge_at_any_moment_keeps_its_upstream(
+        self, jobs: Jobs, committed: AsyncEngine
+    ) -> None:
+        def enqueue_behind(connection: Any, backend: Any) -> Any:
+            return enqueuing(spec(depends_on=[job]))(connection, backend)
+
+        job = await ended(jobs)
+        async for moment in moments_of_a_caller(jobs, committed, enqueue_behind):
+            gone = await pruned(jobs, session=moment.session)
+            await moment.session.commit()
+            await jobs.settle()
+            await assert_nothing_is_stranded(jobs)
+            assert (job.id in await left(jobs)) == (gone == 0)
+            await jobs.run_all()
+            await pruned(jobs)
+            job = await ended(jobs)
+
+    @pytest.mark.requires("server")
+    async def test_leaves_its_settings_as_they_were(
+        self, jobs: Jobs, committed: AsyncEngine
+    ) -> None:
+        if jobs.backend_name != "postgresql":
+            return
+        await ended(jobs)
+        async with committed.begin() as connection:
+            await pruned(jobs, session=connection)
+            assert (await connection.exec_driver_sql("SHOW enable_seqscan")).scalar() == "on"
 
 
 def _tear_out(connection: Any, backend: Any, job_id: int) -> None:

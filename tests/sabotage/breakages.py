@@ -640,6 +640,28 @@ BREAKAGES: Final = (
         ("test_prune.py::TestCallers::test_open_edge_keeps_its_upstream",),
         ("postgresql",),
     ),
+    Breakage(
+        "pruning believes a caller's old snapshot",
+        "prune.py",
+        "if not backend.reads_committed(connection):",
+        "if False:",
+        ("test_prune.py::TestInACallersTransaction::test_at_another_level_is_refused",),
+        SERVERS,
+    ),
+    Breakage(
+        "cancelling many believes what it read before it had the lock",
+        "control_many.py",
+        "    backend.begin_writing(connection)\n"
+        "    if series.passed:\n"
+        "        job_id, *held = series.held\n"
+        "        return _cancel_held",
+        "    if series.passed:\n        job_id, *held = series.held\n        return _cancel_held",
+        (
+            "test_cancel_running.py::TestManyAreCancelled::"
+            "test_and_told_what_became_of_them_at_any_moment_of_a_claim",
+        ),
+        ("sqlite",),
+    ),
     # -- connections ----------------------------------------------------------------------------
     Breakage(
         "the library's connections are like the application's",
