@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, select, update
 
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.errors import StaleSnapshotError
-from asyncjobq.states import NOT_STARTED, UniqueWhile
+from asyncjobq.states import NOT_STARTED, Kind, UniqueWhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Holder:
     """Whether it does so only because nobody has asked since its period ended."""
     leaves_at_start: bool
     replaceable: bool
-    """Whether it has never been started."""
+    """Whether it is a job, and not a workflow, and has never been started."""
 
 
 def holders_for(
@@ -55,7 +56,7 @@ def holders_for(
 def holders_of(connection: Connection, backend: Backend, keys: Sequence[str]) -> dict[str, Holder]:
     """Return who holds keys, as this transaction sees it."""
     jobs = backend.tables.jobs
-    columns = [jobs.c[name] for name in ("id", "state", "lease_token")]
+    columns = [jobs.c[name] for name in ("id", "kind", "state", "lease_token")]
     columns += [jobs.c.unique_held, jobs.c.unique_while]
     past = (jobs.c.unique_until <= backend.now()).label("past")
     query = select(*columns, past)
@@ -66,9 +67,14 @@ def holders_of(connection: Connection, backend: Backend, keys: Sequence[str]) ->
                 row.id,
                 past=bool(row.past),
                 leaves_at_start=row.unique_while == UniqueWhile.WAITING,
-                replaceable=row.lease_token == 0 and row.state in NOT_STARTED,
+                replaceable=_is_replaceable(row),
             )
     return found
+
+
+def _is_replaceable(row: Any) -> bool:
+    never_started = row.lease_token == 0 and row.state in NOT_STARTED
+    return never_started and row.kind == Kind.JOB
 
 
 def _kept(

@@ -191,6 +191,20 @@ class TestReplace:
         await jobs.finish(claimed)
         assert (await jobs.claim_one()).args == '{"a":1}'
 
+    async def test_never_changes_a_workflow(self, jobs: Jobs) -> None:
+        """One that has yet to open looks like a job that waits for others."""
+        first = await jobs.enqueue()
+        async with jobs.scheduler.workflow(
+            "nightly", unique_key="a", on_conflict="raise", depends_on=[first]
+        ) as nightly:
+            nightly.add(spec())
+        before = await jobs.scheduler.get(nightly.id)
+        found = await jobs.scheduler.enqueue(
+            "work", {"n": 2}, unique_key="a", on_conflict="replace", priority=5
+        )
+        assert (found.id, found.existing) == (nightly.id, True)
+        assert await jobs.scheduler.get(nightly.id) == before
+
     @pytest.mark.requires("row_locks")
     async def test_beside_the_start_at_any_moment(self, jobs: Jobs) -> None:
         """Either the worker gets the new arguments, or the caller the job as it is."""

@@ -764,9 +764,16 @@ BREAKAGES: Final = (
     Breakage(
         "a job that was started is replaced",
         "holders.py",
-        "replaceable=row.lease_token == 0 and row.state in NOT_STARTED,",
-        "replaceable=True,",
+        "never_started = row.lease_token == 0 and row.state in NOT_STARTED",
+        "never_started = True",
         ("test_unique.py::TestReplace::test_never_changes_a_job_that_was_started",),
+    ),
+    Breakage(
+        "a workflow is replaced by a job",
+        "holders.py",
+        "return never_started and row.kind == Kind.JOB",
+        "return never_started",
+        ("test_unique.py::TestReplace::test_never_changes_a_workflow",),
     ),
     Breakage(
         "nobody is locked out of a key",
