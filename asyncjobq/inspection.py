@@ -29,15 +29,12 @@ class Filter:
 
     def __post_init__(self) -> None:
         for name in ("limit", "after"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-                raise ConfigurationError(f"{name} must be an int from 0 to 2**63 - 1.")
+            check_count(name, getattr(self, name))
         for name in ("type", "queue", "group_key"):
             try:
                 check_text(name, getattr(self, name), 255, optional=True)
             except InvalidJobError as error:
                 raise ConfigurationError(str(error)) from error
-
         if self.state is not None:
             object.__setattr__(self, "state", _states(self.state))
 
@@ -61,6 +58,12 @@ def _states(given: Any) -> tuple[State, ...]:
     except (TypeError, ValueError) as error:
         known = ", ".join(State)
         raise ConfigurationError(f"state: {error}; the states are {known}.") from error
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise ConfigurationError unless this is a number of rows that every database takes."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ConfigurationError(f"{name} must be an int from 0 to 2**63 - 1, not {value!r}.")
 
 
 def get_job(connection: Connection, backend: Backend, job_id: int) -> Job[Any]:

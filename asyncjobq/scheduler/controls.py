@@ -14,7 +14,7 @@ from asyncjobq.backends.base import Backend
 from asyncjobq.callers import AsyncCaller
 from asyncjobq.control import Cancelled, cancel_job, retry_job
 from asyncjobq.emitter import Told
-from asyncjobq.inspection import Filter
+from asyncjobq.inspection import Filter, check_count
 from asyncjobq.job import JobRef, id_of
 from asyncjobq.pauses import Pause
 from asyncjobq.prune import begin_in_callers
@@ -163,6 +163,8 @@ class Controls(Access):
         once so many are deleted. Returns how many were.
         """
         ages = ages_of(older_than, states)
+        if limit is not None:
+            check_count("limit", limit)
         if session is None:
             return await Pruning(self._database, ages).run(limit)
         await self._write(begin_in_callers, session)

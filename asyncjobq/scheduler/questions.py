@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeVar, overload
 
@@ -12,8 +12,9 @@ from asyncjobq import inspection
 from asyncjobq.attempts import Attempt, attempts_of
 from asyncjobq.callers import AsyncCaller
 from asyncjobq.clock import seconds
+from asyncjobq.errors import JobNotFoundError
 from asyncjobq.graph import Graph, count_below, graph_of
-from asyncjobq.inspection import Filter
+from asyncjobq.inspection import Filter, check_count
 from asyncjobq.job import Job, JobRef, Node, id_of
 from asyncjobq.results import result_of
 from asyncjobq.scheduler.access import Access
@@ -25,6 +26,8 @@ R = TypeVar("R")
 
 AT_A_TIME: Final = 100
 """Jobs that are read at once; each may have a large result."""
+LAST_LOOK: Final = 1.0
+"""Seconds for a last look at jobs whose time is over."""
 
 
 class Questions(Access):
@@ -46,6 +49,7 @@ class Questions(Access):
         self, job: JobRef, /, *, limit: int = 1000, session: AsyncCaller | None = None
     ) -> list[Attempt]:
         """Return the attempts of a job that did not succeed, the last `limit`, oldest first."""
+        check_count("limit", limit)
         step = partial(attempts_of, job_id=id_of(job), limit=limit)
         return await self._read(step, session)
 
@@ -79,31 +83,37 @@ class Questions(Access):
         """
         job_id = id_of(job)
         limit = None if timeout is None else seconds(timeout, "timeout")
-        async with self._lateness_named(job_id), asyncio.timeout(limit):
-            while True:
-                with self._waiters.awaiting([job_id]) as awaited:
-                    await awaited.next()
-                ended = await self.get(job_id)
-                if ended.ended:
-                    break
+        try:
+            async with asyncio.timeout(limit):
+                ended = await self._ended(job_id)
+        except TimeoutError as error:
+            ended = await self._ended_after_all(job_id, error)
         handler = self._registry().find(ended.type)
         return result_of(ended, None if handler is None else handler.results)
 
-    @asynccontextmanager
-    async def _lateness_named(self, job_id: int) -> AsyncIterator[None]:
-        """Say in a TimeoutError where the job stands, if that is known soon."""
+    async def _ended(self, job_id: int) -> Job[Any]:
+        while True:
+            with self._waiters.awaiting([job_id]) as awaited:
+                await awaited.next()
+            job = await self.get(job_id)
+            if job.ended:
+                return job
+
+    async def _ended_after_all(self, job_id: int, late: TimeoutError) -> Job[Any]:
+        """Look a last time; raises TimeoutError saying where the job stands, if that shows soon."""
         try:
-            yield
-        except TimeoutError as error:
-            late = f"Job {job_id} has not ended in time."
-            with suppress(Exception):
-                async with asyncio.timeout(1.0):
-                    job = await self.get(job_id)
-                late = (
-                    f"Job {job_id} ({job.type}) has not ended in time; it is {job.state} in the "
-                    f"queue {job.queue!r}."
-                )
-            raise TimeoutError(late) from error
+            async with asyncio.timeout(LAST_LOOK):
+                job = await self.get(job_id)
+        except JobNotFoundError:
+            raise
+        except Exception:
+            raise TimeoutError(f"Job {job_id} has not ended in time.") from late
+        if job.ended:
+            return job
+        raise TimeoutError(
+            f"Job {job_id} ({job.type}) has not ended in time; it is {job.state} in the queue "
+            f"{job.queue!r}."
+        ) from late
 
     @overload
     def as_completed(
@@ -124,7 +134,25 @@ class Questions(Access):
         """
         limit = None if timeout is None else seconds(timeout, "timeout")
         deadline = None if limit is None else asyncio.get_running_loop().time() + limit
-        missing = [id_of(job) for job in jobs]
+        left = dict.fromkeys(id_of(job) for job in jobs)
+        try:
+            async with aclosing(self._as_they_end(list(left), deadline)) as ended:
+                async for job in ended:
+                    del left[job.id]
+                    yield job
+        except TimeoutError as late:
+            for job in await self._ended_among(list(left)):
+                del left[job.id]
+                yield job
+            if left:
+                first = ", ".join(map(str, list(left)[:5]))
+                raise TimeoutError(
+                    f"{len(left)} jobs have not ended in time, the first of them {first}."
+                ) from late
+
+    async def _as_they_end(
+        self, missing: list[int], deadline: float | None
+    ) -> AsyncGenerator[Job[Any]]:
         while missing:  # more than once, should one that had ended be run again meanwhile
             reopened: list[int] = []
             with self._waiters.awaiting(missing) as awaited:
@@ -139,6 +167,16 @@ class Questions(Access):
                     if not job_ids:
                         break
             missing = reopened
+
+    async def _ended_among(self, job_ids: list[int]) -> list[Job[Any]]:
+        """Look a last time for jobs that have ended; none if that takes too long."""
+        try:
+            async with asyncio.timeout(LAST_LOOK):
+                left_open = await self._still_open(job_ids)
+                ended = [job_id for job_id in job_ids if job_id not in left_open]
+                return [job for job in await self._jobs_of(ended) if job.ended]
+        except Exception:
+            return []
 
     async def _jobs_of(self, job_ids: list[int]) -> list[Job[Any]]:
         if not job_ids:

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, func, select
 
-from asyncjobq import Attempt, Cancel, Ending, Fail, JobNotFoundError, Retry, State, constant
+from asyncjobq import (
+    Attempt,
+    Cancel,
+    ConfigurationError,
+    Ending,
+    Fail,
+    JobNotFoundError,
+    Retry,
+    State,
+    constant,
+)
 from asyncjobq.backends.base import Backend
 from asyncjobq.finalize import Finished, failed_instead
 from asyncjobq.lease import Claimed
@@ -119,6 +129,12 @@ class TestNotKept:
             await jobs.do(broken)
         assert await kept(jobs, claimed) == []
         assert await jobs.state(claimed) == State.LEASED
+
+    @pytest.mark.parametrize("limit", [-1, 2**70, "all", True])
+    async def test_of_a_number_that_is_none(self, jobs: Jobs, limit: Any) -> None:
+        job = await jobs.enqueue()
+        with pytest.raises(ConfigurationError):
+            await jobs.scheduler.attempts(job, limit=limit)
 
     async def test_of_a_job_that_there_is_not(self, jobs: Jobs) -> None:
         with pytest.raises(JobNotFoundError):

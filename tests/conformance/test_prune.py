@@ -114,6 +114,8 @@ class TestWhatGoes:
             {"states": "bogus"},
             {"states": []},
             {"states": 5},
+            {"limit": -1},
+            {"limit": "all"},
         ):
             with pytest.raises(ConfigurationError):
                 await pruned(jobs, **wrong)

@@ -146,8 +146,8 @@ SCHEDULER = {
     ),
     "prune": (
         "(self, *, older_than: 'Duration', states: 'States' = ('done', "
-        "'failed', 'cancelled'), limit: 'int | None' = None) "
-        "-> 'int'"
+        "'failed', 'cancelled'), limit: 'int | None' = None, "
+        "session: 'AsyncCaller | None' = None) -> 'int'"
     ),
     "remove_schedule": (
         "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"

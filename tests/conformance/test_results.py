@@ -202,6 +202,16 @@ class TestWait:
             await jobs.scheduler.wait(job, timeout=0.05)
         await until(nobody_looks)
 
+    async def test_for_no_time(self, jobs: Jobs) -> None:
+        """One that has ended has, however short the time."""
+        claimed, open_ = await jobs.leased(), await jobs.enqueue()
+        await jobs.finish(claimed)
+        assert await jobs.scheduler.wait(claimed.lease.job_id, timeout=0) == 1
+        with pytest.raises(TimeoutError, match="ready in the queue 'default'"):
+            await jobs.scheduler.wait(open_, timeout=0)
+        with pytest.raises(JobNotFoundError):
+            await jobs.scheduler.wait(12345, timeout=0)
+
     async def test_for_nothing(self, jobs: Jobs) -> None:
         with pytest.raises(JobNotFoundError):
             await jobs.scheduler.wait(12345)
@@ -267,8 +277,17 @@ class TestAsCompleted:
         await jobs.finish(await jobs.claim_one())
         ended = jobs.scheduler.as_completed([one, other], timeout=0.3)
         assert (await anext(ended)).id == one.id
+        with pytest.raises(TimeoutError, match=f"1 jobs .* {other.id}"):
+            await anext(ended)
+
+    async def test_for_no_time(self, jobs: Jobs) -> None:
+        one, other = await jobs.enqueue_many(2)
+        await jobs.finish(await jobs.claim_one())
+        ended = jobs.scheduler.as_completed([other, one, one], timeout=0)
+        assert (await anext(ended)).id == one.id
         with pytest.raises(TimeoutError):
             await anext(ended)
+        assert [job.id async for job in jobs.scheduler.as_completed([one], timeout=0)] == [one.id]
 
     async def test_of_one_that_is_run_again_meanwhile(self, jobs: Jobs) -> None:
         one, other = await jobs.enqueue_many(2)
