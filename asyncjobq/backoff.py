@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from math import isfinite
 from typing import Any, Final
 
 from asyncjobq import clock
@@ -128,8 +127,7 @@ def _delay(name: str, given: Any) -> float:
 
 
 def _check_between(name: str, given: Any, low: float, high: float | None = None) -> None:
-    number = isinstance(given, int | float) and not isinstance(given, bool) and isfinite(given)
-    if not number or given < low or (high is not None and given > high):
+    if not clock.is_finite(given) or given < low or (high is not None and given > high):
         bound = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
         raise HandlerError(f"{name} must be a number {bound}, not {given!r}.")
 

@@ -19,15 +19,17 @@ monotonic = time.monotonic
 def seconds(value: float | timedelta, name: str) -> float:
     """Return a duration in seconds, refusing what is not a finite number."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not is_finite(number):
+    if not is_finite(number):
         raise ConfigurationError(f"{name} must be seconds or a timedelta, not {value!r}.")
     return float(number)
 
 
-def is_finite(number: float) -> bool:
-    """Tell whether a number is finite as a float, which a very long int is not."""
+def is_finite(value: object) -> bool:
+    """Tell whether this is a number that has an end, and that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
     try:
-        return math.isfinite(number)
+        return math.isfinite(value)
     except OverflowError:
         return False
 

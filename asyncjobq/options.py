@@ -256,8 +256,7 @@ def check_text(option: str, value: Any, longest: int, *, optional: bool = False)
 
 def check_number(option: str, value: Any, *, low: float, high: float = float("inf")) -> None:
     """Raise InvalidJobError unless this is a finite number within these bounds."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
-    if not good or not low <= value <= high:
+    if not is_finite(value) or not low <= value <= high:
         bound = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
         raise InvalidJobError(f"{option} must be a finite number {bound}, not {value!r}.")
 

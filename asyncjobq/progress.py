@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any, Final
 
 from asyncjobq import codec
+from asyncjobq.clock import is_finite
 from asyncjobq.codec import Encoded
 from asyncjobq.errors import InvalidJobError
 
@@ -46,8 +46,7 @@ def _encoded(done: Any, total: Any, message: Any) -> Encoded:
 
 
 def _check(name: str, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not isfinite(value) or value < 0:
+    if not is_finite(value) or value < 0:
         raise InvalidJobError(
             f"progress() takes a finite number of at least 0 as {name}, not {value!r}."
         )

@@ -204,7 +204,17 @@ class TestInAWorker:
 
 @pytest.mark.parametrize(
     "bad",
-    [("1",), (float("nan"),), (-1,), (True,), (None,), (1, "2"), (1, float("inf")), (1, 2, 3)],
+    [
+        ("1",),
+        (float("nan"),),
+        (-1,),
+        (True,),
+        (None,),
+        (1, "2"),
+        (1, float("inf")),
+        (1, 2, 3),
+        (10**400,),
+    ],
 )
 async def test_what_is_no_progress_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidJobError, match=r"progress\(\) takes"):

@@ -66,6 +66,8 @@ class TestPolicies:
             (lambda: exponential(jitter=float("nan")), "jitter must be a number"),
             (lambda: exponential(base="1"), "base must be seconds"),  # type: ignore[arg-type]
             (lambda: exponential(factor=True), "factor must be a number"),
+            (lambda: exponential(factor=10**400), "factor must be a number"),
+            (lambda: exponential(base=10**400), "base must be seconds"),
             (lambda: constant(-1), "must not be negative"),
             (lambda: constant(None), "must be seconds"),  # type: ignore[arg-type]
         ],
