@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ class Firing:
 
     def __init__(self, database: Database, definitions: Mapping[str, Definition]) -> None:
         self.enabled = True
+        self.meta: Callable[[], Mapping[str, Any]] = dict
+        """Returns what the jobs carry beside what their schedules say."""
         self.on_enqueue: Callable[[Sequence[Job[Any]]], None] = lambda jobs: None
         self._database = database
         self._definitions = definitions
@@ -62,7 +65,8 @@ class Firing:
             return any([await self._fire_alone(name) for name in names])
 
     async def _fire(self, names: Sequence[str]) -> bool:
-        work = partial(fire_once, backend=self._database.backend, names=names)
+        added = Context().run(self.meta)  # nothing of whoever started the worker
+        work = partial(fire_once, backend=self._database.backend, names=names, added=added)
         fired = await self._database.run(work)
         self._leave(fired.unfit)
         self.on_enqueue(fired.jobs)

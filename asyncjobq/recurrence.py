@@ -85,10 +85,11 @@ class Definition:
             return Every(self.every, anchor)
         return Cron(cast(str, self.cron), self.timezone)
 
-    def job(self, meta: dict[str, Any]) -> JobSpec[Any]:
-        """Return a job of it, with more `meta`."""
+    def job(self, meta: Mapping[str, Any], added: Mapping[str, Any]) -> JobSpec[Any]:
+        """Return a job of it, with more `meta`, and what is `added` where it says nothing else."""
         own = self.options.get("meta") or {}
-        return JobSpec(self.type, self.args, JobOptions.of({**self.options, "meta": own | meta}))
+        whole = {**added, **own, **meta}
+        return JobSpec(self.type, self.args, JobOptions.of({**self.options, "meta": whole}))
 
 
 FIELDS: Final = tuple(field.name for field in fields(Definition))

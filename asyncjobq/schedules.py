@@ -8,9 +8,10 @@ on. The clock is the database's throughout.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 from sqlalchemy import Connection, Row, delete, select, update
@@ -151,8 +152,16 @@ class Fired:
     jobs: Sequence[Job[Any]]
 
 
-def fire_once(connection: Connection, backend: Backend, names: Sequence[str]) -> Fired:
-    """Enqueue the jobs of these schedules, if they are due still and nobody else fires them."""
+def fire_once(
+    connection: Connection,
+    backend: Backend,
+    names: Sequence[str],
+    added: Mapping[str, Any] = MappingProxyType({}),
+) -> Fired:
+    """Enqueue the jobs of these schedules, if they are due still and nobody else fires them.
+
+    Their `meta` has what is `added`.
+    """
     table = backend.tables.schedules
     by_key = select(*table.c).where(table.c.name.in_(names)).order_by(table.c.name)
     due = by_key.where(table.c.next_fire <= backend.now())
@@ -162,7 +171,7 @@ def fire_once(connection: Connection, backend: Backend, names: Sequence[str]) ->
     firings, unfit = [], []
     for row in rows:
         try:
-            firings.append(_firing(row, now, busy=row.last_job_id in open_jobs))
+            firings.append(_firing(row, now, added, busy=row.last_job_id in open_jobs))
         except ValueError as error:  # of another release, or this machine knows fewer time zones
             logger.warning("The schedule %r cannot be fired here: %s", row.name, error)
             unfit.append(row.name)
@@ -193,7 +202,7 @@ class _Firing:
             raise RuntimeError(f"The schedule {self.row.name!r} was fired while it was locked.")
 
 
-def _firing(row: Row[Any], now: datetime, *, busy: bool) -> _Firing:
+def _firing(row: Row[Any], now: datetime, added: Mapping[str, Any], *, busy: bool) -> _Firing:
     """Return what a schedule gives now; raises ValueError for what is not understood here."""
     definition = _stored(row)
     recurrence = definition.recurrence(row.anchor)
@@ -203,7 +212,7 @@ def _firing(row: Row[Any], now: datetime, *, busy: bool) -> _Firing:
         times = [time for time in times if now - time <= GRACE]
     if not definition.overlap:
         times = [] if busy else times[-1:]
-    jobs = [definition.job(_meta(row.name, time)) for time in times]
+    jobs = [definition.job(_meta(row.name, time), added) for time in times]
     return _Firing(row, recurrence.after(now), times[-1] if times else None, jobs)
 
 

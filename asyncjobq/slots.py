@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -44,6 +44,8 @@ class Surroundings:
 
     subscribers: Subscribers = field(default_factory=Subscribers)
     around: Sequence[Middleware] = ()
+    meta: Callable[[], Mapping[str, Any]] = dict
+    """What jobs carry that this worker enqueues for schedules."""
     resources: Resources = field(default_factory=Resources)
 
 

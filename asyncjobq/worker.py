@@ -79,6 +79,7 @@ class Worker:
             self._limiter,
             around.subscribers,
         )
+        self._tick.firing.meta = around.meta
         self._slots.on_end = self._tick.on_end = self._note_end
         self._slots.on_return = self._tick.expect_due
         self._outbox.on_settled = self._note_settled

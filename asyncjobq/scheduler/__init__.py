@@ -200,7 +200,7 @@ class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
         services = HandlerServices(
             self._database, self._spec, self.enqueue, most, rules, self._tell_enqueued
         )
-        around = Surroundings(self._subscribers, self._around)
+        around = Surroundings(self._subscribers, self._around, self._added_meta)
         worker = Worker(self._database, self._registry(), self.settings, services, rules, around)
         worker.on_end = self._waiters.tell
         self._worker = worker

@@ -136,9 +136,12 @@ class Enqueuing(Access):
         return self._checked(as_spec(job, args, options))
 
     def _checked(self, spec: JobSpec[Any]) -> JobSpec[Any]:
+        return self._with_meta(self._bound(spec))
+
+    def _bound(self, spec: JobSpec[Any]) -> JobSpec[Any]:
+        """Return a job with what its handler says of it, if that is known here."""
         if not isinstance(spec, JobSpec):
             raise InvalidJobError(f"{spec!r} is not a job; make one with handler.job(...).")
-        spec = self._with_meta(spec)
         rules = self._limit_rules()
         handler = self._handlers.find(spec.type)
         if handler is None:
@@ -160,11 +163,15 @@ class Enqueuing(Access):
 
     def _with_meta(self, spec: JobSpec[Any]) -> JobSpec[Any]:
         """Return a job with what the scheduler's `meta_from` functions add; its own comes first."""
+        added = self._added_meta()
+        own = spec.chosen.meta or {}
+        return spec.options(meta={**added, **own}) if added else spec
+
+    def _added_meta(self) -> dict[str, Any]:
         added: dict[str, Any] = {}
         for source in self._meta_sources:
             added |= source()
-        own = spec.chosen.meta or {}
-        return spec.options(meta={**added, **own}) if added else spec
+        return added
 
     def _limit_rules(self) -> LimitRules:
         """Return the limits of the jobs, made anew when handlers were added."""

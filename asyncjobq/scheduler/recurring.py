@@ -14,6 +14,7 @@ from asyncjobq.options import JobSpec
 from asyncjobq.recurrence import CatchUp, RecurringArgs, define
 from asyncjobq.scheduler.enqueuing import Enqueuing
 from asyncjobq.schedules import Schedule
+from asyncjobq.specs import as_spec
 
 
 class Recurring(Enqueuing):
@@ -47,7 +48,7 @@ class Recurring(Enqueuing):
         """
         definition = define(
             name,
-            self._spec(job, args, options),
+            self._bound(as_spec(job, args, options)),  # without the meta of this moment
             cron=cron,
             every=every,
             timezone=timezone,

@@ -15,6 +15,7 @@ from asyncjobq.outcomes import Ending
 from asyncjobq.run import Stop
 from asyncjobq.states import State
 from conformance.kit import Jobs
+from conformance.running import serving, until
 from conformance.runs import outcome_of, raising, run_of
 
 TENANT: ContextVar[str] = ContextVar("TENANT", default="nobody")
@@ -255,6 +256,33 @@ class TestScheduler:
         assert (await jobs.row(other)).meta == {"trace": "own", "more": 1}
         assert (await jobs.row(inner.id)).result == "request 7"
         assert (await jobs.row(workflow.id)).meta == {"trace": "request 7"}
+
+    async def test_of_a_schedule_carries_nothing_of_whoever_added_it(self, jobs: Jobs) -> None:
+        """Nor of whoever started the worker; but it has what middleware looks for in every job."""
+        trace: ContextVar[str] = ContextVar("trace", default="none")
+
+        @jobs.scheduler.handler
+        async def work(ctx: JobContext) -> Any:
+            return ctx.meta
+
+        async def seen() -> dict[str, Any]:
+            done = await jobs.scheduler.find(state="done")
+            return {job.result["schedule"]: job.result for job in done}
+
+        async def both() -> bool:
+            return len(await seen()) == 2
+
+        jobs.scheduler.every(1, name="declared")(work)
+        jobs.scheduler.meta_from(lambda: {"trace": trace.get(), "user": "nobody"})
+        trace.set("request 7")
+        added = await jobs.scheduler.add_schedule(
+            "added", work.job(), every=1, meta={"user": "Ada"}
+        )
+        assert added.options["meta"] == {"user": "Ada"}
+        async with serving(jobs.scheduler):
+            await until(both)
+        carried = {name: (meta["trace"], meta["user"]) for name, meta in (await seen()).items()}
+        assert carried == {"added": ("none", "Ada"), "declared": ("none", "nobody")}
 
     async def test_meta_is_empty_where_none_was_given(self, jobs: Jobs) -> None:
         @jobs.scheduler.handler

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
@@ -164,8 +165,10 @@ class TestOneWorker:
     async def test_fires_each_by_itself_if_the_database_refuses_them_together(
         self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refusing(connection: Connection, backend: Backend, names: Sequence[str]) -> Fired:
-            result = fire_once(connection, backend, names)
+        def refusing(
+            connection: Connection, backend: Backend, names: Sequence[str], added: Mapping[str, Any]
+        ) -> Fired:
+            result = fire_once(connection, backend, names, added)
             if "refused" in names:
                 connection.execute(text("SELECT nothing FROM nowhere"))
             return result
