@@ -75,7 +75,7 @@ class SQLiteBackend(Backend):
 
     def keep_existing(self, connection: Connection, ids: Iterable[int]) -> set[int]:
         if wanted := list(ids):
-            self._take_write_lock(connection)
+            self.begin_writing(connection)
         return super().keep_existing(connection, wanted)
 
     def wait_for_row(

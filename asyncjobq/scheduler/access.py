@@ -131,7 +131,7 @@ class Access:
                     "job can only be enqueued in a transaction of the scheduler's own database."
                 )
             if writes:
-                refuse_autocommit(connection, _ALONE)
+                refuse_autocommit(connection, theirs, _ALONE)
             return work(connection, theirs)
 
         return bound
