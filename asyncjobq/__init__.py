@@ -9,6 +9,8 @@ The path of a job, one file a step:
 
 from asyncjobq.attempts import Attempt
 from asyncjobq.backoff import RetryPolicy, constant, exponential, none
+from asyncjobq.check import CheckReport, Finding
+from asyncjobq.check_repair import Mended, RepairReport
 from asyncjobq.context import JobContext
 from asyncjobq.control import Cancelled
 from asyncjobq.ends import Cancel, Fail, Retry, Snooze
@@ -68,6 +70,7 @@ __all__ = [
     "Cancelled",
     "Capacity",
     "CatchUp",
+    "CheckReport",
     "CommitUnknownError",
     "Concurrency",
     "ConfigurationError",
@@ -77,6 +80,7 @@ __all__ = [
     "Edge",
     "Ending",
     "Fail",
+    "Finding",
     "Graph",
     "Handler",
     "HandlerError",
@@ -96,10 +100,12 @@ __all__ = [
     "LeaseLostError",
     "Limit",
     "LimitState",
+    "Mended",
     "Node",
     "ParentError",
     "Pause",
     "RateLimit",
+    "RepairReport",
     "ResultError",
     "Retry",
     "RetryPolicy",

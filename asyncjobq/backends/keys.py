@@ -28,6 +28,8 @@ class KeysBackend(ABC):
 
     one_writer: ClassVar[bool] = False
     """Whether a transaction that writes is the only one, and what it read before may be old."""
+    notes_keys: ClassVar[bool] = False
+    """Whether `note_keys` has something to do."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables

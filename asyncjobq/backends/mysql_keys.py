@@ -23,6 +23,8 @@ class MySQLKeys(Backend):
     Workers lock a key before they give it up, and leave alone a job whose key a caller relies on.
     """
 
+    notes_keys = True
+
     def free_to_end(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[Row[Any]]:
         keys = {row.unique_held for row in rows} - {None}
         relied_on = self._relied_on(connection, keys) if keys else keys

@@ -1,4 +1,4 @@
-"""The command line: `asyncjobq worker`, `asyncjobq init` and `asyncjobq demo`."""
+"""The command line: `asyncjobq worker`, `init`, `doctor` and `demo`."""
 
 from __future__ import annotations
 

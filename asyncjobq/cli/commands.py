@@ -17,8 +17,9 @@ from sqlalchemy.exc import DBAPIError
 
 import asyncjobq
 from asyncjobq.cli.demo import Demo, run_demo
+from asyncjobq.cli.doctor import doctor
 from asyncjobq.cli.errors import CommandError, UsageError
-from asyncjobq.cli.loading import load_scheduler
+from asyncjobq.cli.loading import load_scheduler, scheduler_of
 from asyncjobq.codec import one_line
 from asyncjobq.errors import AsyncJobQError
 from asyncjobq.scheduler import Scheduler
@@ -137,16 +138,7 @@ def init(
 
     Does nothing when they are up to date, and may be run by many processes at once.
     """
-    if target is not None:
-        if url or schema or table_prefix:
-            raise UsageError(
-                "--url, --schema and --table-prefix are the scheduler's own; leave them out"
-            )
-        scheduler = load_scheduler(target, app_dir)
-    elif url := url or os.environ.get("ASYNCJOBQ_URL"):
-        scheduler = Scheduler(url, schema=schema, table_prefix=table_prefix)
-    else:
-        raise UsageError("Which database? Name MODULE:OBJECT, --url, or set ASYNCJOBQ_URL")
+    scheduler = scheduler_of(target, url, schema, table_prefix, app_dir)
     asyncio.run(_create_schema(scheduler))
     typer.echo(f"The tables in {scheduler.url} are there and up to date.")
 
@@ -154,6 +146,9 @@ def init(
 async def _create_schema(scheduler: Scheduler) -> None:
     async with scheduler:
         await scheduler.create_schema()
+
+
+app.command()(doctor)
 
 
 @app.command()

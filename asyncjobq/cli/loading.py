@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -13,6 +14,25 @@ from typing import Any
 from asyncjobq.cli.errors import UsageError
 from asyncjobq.handlers import Handler
 from asyncjobq.scheduler import Scheduler
+
+
+def scheduler_of(
+    target: str | None, url: str | None, schema: str | None, table_prefix: str, folder: Path
+) -> Scheduler:
+    """Return the scheduler that a command names by MODULE:OBJECT, or on a URL; raises UsageError.
+
+    Without either, the environment's ASYNCJOBQ_URL is meant.
+    """
+    if target is not None:
+        if url or schema or table_prefix:
+            raise UsageError(
+                "--url, --schema and --table-prefix are the scheduler's own; leave them out"
+            )
+        return load_scheduler(target, folder)
+    url = url or os.environ.get("ASYNCJOBQ_URL")
+    if not url:
+        raise UsageError("Which database? Name MODULE:OBJECT, --url, or set ASYNCJOBQ_URL")
+    return Scheduler(url, schema=schema, table_prefix=table_prefix)
 
 
 def load_scheduler(target: str, folder: Path) -> Scheduler:

@@ -22,6 +22,7 @@ from asyncjobq.limits import Limit
 from asyncjobq.middleware import Middleware
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
+from asyncjobq.scheduler.health import Health
 from asyncjobq.scheduler.hooks import Hooks, MetaSource
 from asyncjobq.scheduler.limiting import Limiting
 from asyncjobq.scheduler.questions import Questions
@@ -37,7 +38,7 @@ from asyncjobq.worker import Worker
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Hooks, Limiting, Recurring, Questions, Controls):
+class Scheduler(Hooks, Limiting, Recurring, Health, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With

@@ -243,6 +243,8 @@ class Case:
         await asyncio.gather(*map(self._check_alive, workers))
         counts = await self.states()
         assert counts["leased"] + counts["running"] == 0, counts
+        report = await self.scheduler.check(grace=SLACK)
+        assert report.clean, report
         for worker in self.workers:
             assert not worker.surprises(), worker.output()
 

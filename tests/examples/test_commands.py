@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sqlite3
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +55,9 @@ CALLS = [
     ("init --url oracle://host/name", 1, "'oracle' is not a supported database"),
     (f"init --url {NO_DRIVER}", 1, "write sqlite+aiosqlite://"),
     ("init --url sqlite+aiosqlite:////no/such/folder/x.db", 1, "does not exist: /no/such/folder"),
+    ("doctor", 2, "Name MODULE:OBJECT, --url, or set ASYNCJOBQ_URL"),
+    ("doctor --url oracle://host/name", 2, "'oracle' is not a supported database"),
+    ("doctor fine_jobs:scheduler", 2, "The tables cannot be checked: There is no database file"),
     ("demo . --keep fine_jobs.py", 2, "fine_jobs.py exists; name a new file"),
     ("demo . --keep x.db --url sqlite+aiosqlite:///y.db", 2, "--keep is for the SQLite file"),
     ("demo no/such/folder", 2, "no/such/folder is no folder"),
@@ -149,3 +156,90 @@ def test_errors_inside_the_module_keep_their_traceback(
     monkeypatch.setattr(sys, "argv", ["asyncjobq", "worker", "raising_jobs:scheduler"])
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+@pytest.fixture
+def tables(folder: Path) -> Path:
+    """Make the tables in a file `jobs.db`."""
+
+    async def make() -> None:
+        async with Scheduler("sqlite+aiosqlite:///jobs.db") as scheduler:
+            await scheduler.create_schema()
+
+    asyncio.run(make())
+    return folder / "jobs.db"
+
+
+def break_rows(file: Path) -> None:
+    """Break rules of the tables: two jobs are blocked by nothing, one counts an attempt."""
+    insert = (
+        "INSERT INTO jobs (queue, type, args, state, attempt, created_at, updated_at) "
+        "VALUES ('default', 'work', '{}', ?, ?, '2026-01-01', '2026-01-01')"
+    )
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executemany(insert, [("blocked", 0), ("blocked", 0), ("ready", 1)])
+        connection.commit()
+
+
+class TestDoctor:
+    @pytest.fixture
+    def doctor(
+        self, tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> Callable[..., tuple[int | str | None, str]]:
+        """Give what runs the command, and returns its exit code and what it printed."""
+
+        def run(*options: str) -> tuple[int | str | None, str]:
+            url = f"sqlite+aiosqlite:///{tables}"
+            code = call(monkeypatch, "doctor", "--url", url, *options)
+            printed = capsys.readouterr()
+            assert printed.err == ""
+            return code, printed.out
+
+        return run
+
+    def test_says_that_all_is_well(self, doctor: Any) -> None:
+        code, printed = doctor()
+        assert (code, printed.startswith("All is well: ")) == (0, True)
+
+    def test_finds_repairs_and_says_what_it_did(self, doctor: Any, tables: Path) -> None:
+        break_rows(tables)
+        code, printed = doctor("--examples", "1")
+        assert code == 1
+        assert printed.splitlines() == [
+            "Found: attempts miscounted (1). Each of these counts less than no attempt, or more "
+            "than it was ever leased: 3.",
+            "    Nothing mends this by itself; look at them.",
+            "Found: blocked by nothing (2). Each of these is blocked, but every job that it "
+            "depends on is done and what it is in has opened: 1 and 1 more.",
+            "    It is settled, which lets it go.",
+        ]
+        code, printed = doctor("--repair")
+        assert code == 1
+        assert printed.splitlines()[4:] == [
+            "Mended: blocked by nothing (2). It is settled, which lets it go.",
+            "Left: attempts miscounted (1). Each of these counts less than no attempt, or more "
+            "than it was ever leased: 3.",
+        ]
+
+    def test_ends_well_when_all_is_mended(self, doctor: Any, tables: Path) -> None:
+        break_rows(tables)
+        with closing(sqlite3.connect(tables)) as connection:
+            connection.execute("DELETE FROM jobs WHERE attempt = 1")
+            connection.commit()
+        code, printed = doctor("--repair")
+        assert (code, "All is well: " in printed) == (0, True)
+
+    def test_speaks_json(self, doctor: Any, tables: Path) -> None:
+        break_rows(tables)
+        code, printed = doctor("--json")
+        report = json.loads(printed)
+        assert (code, report["clean"], len(report["findings"])) == (1, False, 2)
+        assert report["findings"][1]["examples"] == [1, 2]
+        code, printed = doctor("--json", "--repair")
+        report = json.loads(printed)
+        assert (code, report["clean"], report["mended"][0]["count"]) == (1, False, 2)
+
+    def test_takes_no_check_that_was_cut_short_for_a_good_one(self, doctor: Any) -> None:
+        code, printed = doctor("--timeout", "0")
+        assert code == 2
+        assert "Not checked, for lack of time: blocked by nothing." in printed

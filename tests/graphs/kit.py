@@ -146,6 +146,7 @@ class Graphs(Jobs):
 
     async def assert_settled(self) -> None:
         """Assert that nothing is left to settle, and that each state is what the model says."""
+        assert (await self.scheduler.check()).findings == ()
         rows, edges = await self.database.read(self._snapshot)
         model = Model({row.id: item_of(row, edges) for row in rows})
         assert [row.id for row in rows if not row.settled] == []

@@ -495,7 +495,7 @@ BREAKAGES: Final = (
     Breakage(
         "the caller looks for upstreams before the file is locked",
         "backends/sqlite.py",
-        "if wanted := list(ids):\n            self._take_write_lock(connection)",
+        "if wanted := list(ids):\n            self.begin_writing(connection)",
         "wanted = list(ids)",
         ("graphs/test_pruned_upstream.py::test_comes_too_late_once_somebody_has_asked_for_it",),
         ("sqlite",),
