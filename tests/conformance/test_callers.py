@@ -129,6 +129,7 @@ class TestAsyncSession:
         await jobs.settle()
         assert await jobs.states(first, second) == [State.READY, State.BLOCKED]
 
+    @pytest.mark.requires("row_locks")  # without, the second waits for the first
     async def test_an_upstream_that_is_not_committed_is_unknown_elsewhere(
         self, jobs: Jobs, session: AsyncSession
     ) -> None:

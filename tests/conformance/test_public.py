@@ -18,6 +18,7 @@ NAMES = [
     "Cancelled",
     "Capacity",
     "CatchUp",
+    "CheckReport",
     "CommitUnknownError",
     "Concurrency",
     "ConfigurationError",
@@ -27,6 +28,7 @@ NAMES = [
     "Edge",
     "Ending",
     "Fail",
+    "Finding",
     "Graph",
     "Handler",
     "HandlerError",
@@ -46,10 +48,12 @@ NAMES = [
     "LeaseLostError",
     "Limit",
     "LimitState",
+    "Mended",
     "Node",
     "ParentError",
     "Pause",
     "RateLimit",
+    "RepairReport",
     "ResultError",
     "Retry",
     "RetryPolicy",
@@ -111,6 +115,10 @@ SCHEDULER = {
         "queue: 'str | None' = None, group_key: 'str | None' = None, "
         "session: 'AsyncCaller | None' = None) -> 'dict[Cancelled, int]'"
     ),
+    "check": (
+        "(self, *, examples: 'int' = 10, grace: 'Duration' = 60.0, "
+        "timeout: 'Duration' = 300.0) -> 'CheckReport'"
+    ),
     "check_database": "(self) -> 'None'",
     "create_schema": "(self) -> 'None'",
     "drain": "(self, *, scheduled: 'bool' = False) -> 'dict[State, int]'",
@@ -130,7 +138,7 @@ SCHEDULER = {
     "find": "(self, *, session: 'AsyncCaller | None' = None, **filters: 'Any') -> 'list[Job[Any]]'",
     "get": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Job[Any]'",
     "graph": (
-        "(self, job: 'JobRef', /, *, limit: 'int' = 10000, session: 'AsyncCaller | None' = None) "
+        "(self, job: 'JobRef', /, *, limit: 'int' = 20000, session: 'AsyncCaller | None' = None) "
         "-> 'Graph'"
     ),
     "meta_from": "(self, function: 'S', /) -> 'S'",
@@ -151,6 +159,10 @@ SCHEDULER = {
     ),
     "remove_schedule": (
         "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'"
+    ),
+    "repair": (
+        "(self, *, examples: 'int' = 10, grace: 'Duration' = 60.0, "
+        "timeout: 'Duration' = 300.0) -> 'RepairReport'"
     ),
     "resume": (
         "(self, *, queue: 'str | None' = None, type: 'str | None' = None, "
