@@ -200,16 +200,19 @@ def _checked_upstreams(given: Any) -> tuple[Upstream, ...]:
 
 
 def _moment(value: Any) -> datetime | timedelta | None:
-    if value is None or isinstance(value, timedelta):
-        return value
+    if value is None:
+        return None
     try:
         if isinstance(value, datetime):
             return aware_utc(value, "run_after")
-        return timedelta(seconds=seconds(value, "run_after"))
+        delay = seconds(value, "run_after")
     except (ConfigurationError, OverflowError) as error:
         raise InvalidJobError(
             f"run_after takes an aware datetime, a timedelta or seconds, not {value!r}."
         ) from error
+    if abs(delay) > LONGEST:
+        raise InvalidJobError(f"run_after may be a century from now, not {value!r}.")
+    return value if isinstance(value, timedelta) else timedelta(seconds=delay)
 
 
 def _chosen(option: str, value: Any, choices: type[StrEnum]) -> StrEnum:

@@ -8,7 +8,6 @@ from typing import Any
 
 from asyncjobq import codec
 from asyncjobq.drafts import Batch, Draft
-from asyncjobq.errors import InvalidJobError
 from asyncjobq.job import COLUMNS, Job
 from asyncjobq.options import UNSET, JobSpec
 from asyncjobq.states import Kind, State
@@ -44,10 +43,7 @@ def row_of(batch: Batch, draft: Draft, now: datetime) -> dict[str, Any]:
 
 
 def _moment(run_after: Any, now: datetime) -> datetime | None:
-    try:
-        return now + run_after if isinstance(run_after, timedelta) else run_after
-    except OverflowError as error:
-        raise InvalidJobError(f"run_after={run_after!r} ends beyond the calendar.") from error
+    return now + run_after if isinstance(run_after, timedelta) else run_after
 
 
 def _first_state(batch: Batch, draft: Draft, run_after: datetime | None, now: datetime) -> State:

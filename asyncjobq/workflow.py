@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, Unpack
 
 from asyncjobq.drafts import Draft
-from asyncjobq.errors import InvalidJobError
+from asyncjobq.errors import InvalidJobError, SchedulerStateError
 from asyncjobq.job import JobRef, Node, Upstream
 from asyncjobq.options import JobOptionArgs, JobOptions, JobSpec, OnConflict
 from asyncjobq.states import Kind, UniqueWhile
@@ -16,6 +16,23 @@ R = TypeVar("R")
 
 CONTAINER: Final = "container"
 """The type of containers, which no handler runs."""
+
+
+@dataclass
+class Plan:
+    """What is to be written, until it is."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    over: bool = False
+
+    def add(self, draft: Draft) -> None:
+        """Take one more; raises SchedulerStateError when the block of the workflow is over."""
+        if self.over:
+            raise SchedulerStateError(
+                "The block of this workflow is over: enqueue what comes later, with parent= while "
+                "the workflow is open, or with depends_on=."
+            )
+        self.drafts.append(draft)
 
 
 class Planned(Node[R]):
@@ -35,10 +52,10 @@ class Container(Node[None]):
     What is in it waits for what it depends on. It is done if all in it is done.
     """
 
-    def __init__(self, name: str, drafts: list[Draft]) -> None:
+    def __init__(self, name: str, plan: Plan) -> None:
         super().__init__()
         self.name = name
-        self._drafts = drafts
+        self._plan = plan
 
     def add(self, job: JobSpec[R], /, **options: Unpack[JobOptionArgs]) -> Node[R]:
         """Put a job into this container; returns what others can depend on."""
@@ -48,7 +65,7 @@ class Container(Node[None]):
         if spec.chosen.parent is not None:
             raise InvalidJobError("parent= is the container that add() is called on; leave it out.")
         node: Planned[R] = Planned(spec.chosen.name or spec.type)
-        self._drafts.append(Draft(below(spec, self), node=node))
+        self._plan.add(Draft(below(spec, self), node=node))
         return node
 
     def container(
@@ -64,10 +81,10 @@ class Container(Node[None]):
 
         With `fail_fast`, the first failure in it cancels what is left of it.
         """
-        inner = Container(name, self._drafts)
+        inner = Container(name, self._plan)
         chosen = JobOptions(name=name, depends_on=depends_on, meta=meta)
         spec = below(JobSpec[None](CONTAINER, {}, chosen), self)
-        self._drafts.append(Draft(spec, Kind.CONTAINER, inner, fail_fast=fail_fast))
+        self._plan.add(Draft(spec, Kind.CONTAINER, inner, fail_fast=fail_fast))
         return inner
 
     def __repr__(self) -> str:
@@ -78,7 +95,7 @@ class Workflow(Container):
     """The outermost container, with the drafts of all that is in it."""
 
     def __init__(self, name: str, chosen: JobOptions, *, fail_fast: bool = False) -> None:
-        super().__init__(name, [])
+        super().__init__(name, Plan())
         if chosen.unique_key is not None and (
             chosen.on_conflict != OnConflict.RAISE or chosen.unique_while != UniqueWhile.LIVE
         ):
@@ -87,12 +104,16 @@ class Workflow(Container):
                 "or for a period: there is no other workflow whose jobs could stand for these."
             )
         spec = JobSpec[None](CONTAINER, {}, chosen)
-        self._drafts.append(Draft(spec, Kind.CONTAINER, self, fail_fast=fail_fast))
+        self._plan.add(Draft(spec, Kind.CONTAINER, self, fail_fast=fail_fast))
 
     @property
     def drafts(self) -> list[Draft]:
         """What is to be written, the workflow itself first."""
-        return self._drafts
+        return self._plan.drafts
+
+    def close(self) -> None:
+        """Take nothing more: what is added from now on would not be written."""
+        self._plan.over = True
 
 
 def below(spec: JobSpec[R], parent: JobRef) -> JobSpec[R]:

@@ -116,7 +116,10 @@ class Enqueuing(Access):
         if anything in it is refused.
         """
         workflow = Workflow(name, JobOptions.of({**options, "name": name}), fail_fast=fail_fast)
-        yield workflow
+        try:
+            yield workflow
+        finally:
+            workflow.close()
         drafts = [self._checked_draft(draft) for draft in workflow.drafts]
         jobs = await self._write(
             lambda c, b: insert_drafts(c, b, drafts), session, self._tell_enqueued

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from asyncjobq import (
     InvalidJobError,
     Kind,
     ParentError,
+    SchedulerStateError,
     State,
     UnknownUpstreamError,
     after,
@@ -137,6 +139,25 @@ class TestRefusal:
         job: Any = "work"
         with pytest.raises(InvalidJobError, match="is not a job"):
             wf.add(job)
+
+    async def test_of_what_is_added_after_the_block(self, graphs: Graphs) -> None:
+        async with graphs.scheduler.workflow("w") as wf:
+            inner = wf.container("inner")
+        for container in (wf, inner):
+            with pytest.raises(SchedulerStateError, match="block of this workflow is over"):
+                container.add(spec())
+            with pytest.raises(SchedulerStateError, match="block of this workflow is over"):
+                container.container("late")
+        assert await graphs.count() == 2
+
+    async def test_of_a_time_that_no_calendar_has_leaves_nothing_behind(
+        self, graphs: Graphs, session: AsyncSession
+    ) -> None:
+        with pytest.raises(InvalidJobError, match="century"):
+            async with graphs.scheduler.workflow("w", session=session) as wf:
+                wf.add(spec(), run_after=timedelta.max)
+        await session.commit()
+        assert await graphs.count() == 0
 
     async def test_of_a_job_of_another_workflow_that_is_not_written(self, graphs: Graphs) -> None:
         wf, other = workflow(), workflow()
