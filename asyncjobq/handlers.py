@@ -179,8 +179,7 @@ class Handlers(Declarations):
         super().__init__()
         self._by_type: dict[str, AnyHandler] = {}
         self._around: list[Middleware] = []
-        self.revision = 0
-        """Goes up when a handler is added."""
+        self._included: dict[Handlers, int] = {}
 
     @overload
     def handler(self, function: F, /) -> Handler[F]: ...
@@ -219,10 +218,13 @@ class Handlers(Declarations):
     def include(self, *others: Handlers) -> None:
         """Take over the handlers and schedules that other registries have now."""
         for other in others:
+            if self._included.get(other) == other.revision:  # asked for each job that is enqueued
+                continue
             for handler in other:
                 self._add(handler)
             for definition in other.definitions.values():
                 self._define(definition)
+            self._included[other] = other.revision
 
     def find(self, type_name: str, /) -> AnyHandler | None:
         """Return the handler of a type, also by alias."""

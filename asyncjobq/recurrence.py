@@ -184,6 +184,8 @@ class Declarations(ABC):
 
     def __init__(self) -> None:
         self._definitions: dict[str, Definition] = {}
+        self.revision = 0
+        """Goes up when a handler or a schedule is added."""
 
     @property
     def definitions(self) -> Mapping[str, Definition]:
@@ -250,7 +252,9 @@ class Declarations(ABC):
                 f"The schedule {definition.name!r} is declared twice. Give one another name: "
                 'cron("0 4 * * *", name="...").'
             )
-        self._definitions[definition.name] = definition
+        if definition.name not in self._definitions:
+            self._definitions[definition.name] = definition
+            self.revision += 1
 
 
 class Declaration:
