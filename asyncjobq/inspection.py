@@ -14,15 +14,18 @@ from asyncjobq.job import COLUMNS, Job
 from asyncjobq.options import check_text
 from asyncjobq.states import OPEN, State
 
+States = State | str | Iterable[State | str]
+
 
 @dataclass(frozen=True)
 class Filter:
     """Which jobs `find` returns: those that match all that is given, oldest first."""
 
-    state: State | str | Iterable[State | str] | None = None
+    state: States | None = None
     type: str | None = None
     queue: str | None = None
     group_key: str | None = None
+    parent_id: int | None = None
     limit: int = 100
     after: int = 0
     """Ids up to this one are left out: the last id of the page before."""
@@ -40,7 +43,8 @@ class Filter:
 
     def conditions(self, jobs: FromClause) -> list[ColumnElement[bool]]:
         """Return what a job must be to match."""
-        names = [n for n in ("type", "queue", "group_key") if getattr(self, n) is not None]
+        given = ("type", "queue", "group_key", "parent_id")
+        names = [name for name in given if getattr(self, name) is not None]
         found: list[ColumnElement[bool]] = [jobs.c[name] == getattr(self, name) for name in names]
         if self.states is not None:
             found.append(jobs.c.state.in_(self.states))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ from asyncjobq.backends.base import Backend
 from asyncjobq.callers import AsyncCaller
 from asyncjobq.control import Cancelled, cancel_job, retry_job
 from asyncjobq.emitter import Told
-from asyncjobq.inspection import Filter, check_count
+from asyncjobq.inspection import Filter, States, check_count
 from asyncjobq.job import JobRef, id_of
 from asyncjobq.pauses import Pause
 from asyncjobq.prune import begin_in_callers
@@ -23,8 +23,6 @@ from asyncjobq.scheduler.access import Access
 from asyncjobq.settings import Duration
 from asyncjobq.states import State
 from asyncjobq.waiting import Waiters
-
-States = State | str | Iterable[State | str]
 
 
 class Controls(Access):

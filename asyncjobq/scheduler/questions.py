@@ -14,7 +14,7 @@ from asyncjobq.callers import AsyncCaller
 from asyncjobq.clock import seconds
 from asyncjobq.errors import JobNotFoundError
 from asyncjobq.graph import Graph, count_below, graph_of
-from asyncjobq.inspection import Filter, check_count
+from asyncjobq.inspection import Filter, States, check_count
 from asyncjobq.job import Job, JobRef, Node, id_of
 from asyncjobq.results import result_of
 from asyncjobq.scheduler.access import Access
@@ -40,9 +40,26 @@ class Questions(Access):
         """Return a job as it is now; raises JobNotFoundError."""
         return await self._read(partial(inspection.get_job, job_id=id_of(job)), session)
 
-    async def find(self, *, session: AsyncCaller | None = None, **filters: Any) -> list[Job[Any]]:
-        """Return jobs in id order; for the filters see `Filter`."""
-        wanted = Filter(**filters)
+    async def find(
+        self,
+        *,
+        state: States | None = None,
+        type: str | None = None,  # noqa: A002  the name of the option
+        queue: str | None = None,
+        group_key: str | None = None,
+        parent: JobRef | None = None,
+        limit: int = 100,
+        after: int = 0,
+        session: AsyncCaller | None = None,
+    ) -> list[Job[Any]]:
+        """Return the jobs that match all that is given, in id order.
+
+        `state` is one state or several, `parent` the container or job that they are directly below,
+        `after` the last id of the page before. Raises ConfigurationError for what cannot match.
+        """
+        wanted = Filter(
+            state, type, queue, group_key, None if parent is None else id_of(parent), limit, after
+        )
         return await self._read(lambda c, b: inspection.find_jobs(c, b, wanted), session)
 
     async def attempts(

@@ -135,7 +135,12 @@ SCHEDULER = {
         "args: 'Mapping[str, Any] | None' = None, /, **options: 'Unpack[JobOptionArgs]') "
         "-> 'Job[Any]'"
     ),
-    "find": "(self, *, session: 'AsyncCaller | None' = None, **filters: 'Any') -> 'list[Job[Any]]'",
+    "find": (
+        "(self, *, state: 'States | None' = None, type: 'str | None' = None, "
+        "queue: 'str | None' = None, group_key: 'str | None' = None, "
+        "parent: 'JobRef | None' = None, limit: 'int' = 100, after: 'int' = 0, "
+        "session: 'AsyncCaller | None' = None) -> 'list[Job[Any]]'"
+    ),
     "get": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Job[Any]'",
     "graph": (
         "(self, job: 'JobRef', /, *, limit: 'int' = 20000, session: 'AsyncCaller | None' = None) "

@@ -18,7 +18,7 @@ from asyncjobq import (
 )
 from conformance.kit import Jobs
 from conformance.running import Latch, serving
-from conformance.steps import TTL, finishing
+from conformance.steps import TTL, finishing, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -158,6 +158,15 @@ class TestFind:
         assert await find(state="ready", limit=2) == made[:2]
         assert await find(after=made[1].id) == made[2:]
         assert await find(state=[State.DONE, State.FAILED]) == []
+
+    async def test_what_is_directly_below(self, jobs: Jobs) -> None:
+        async with jobs.scheduler.workflow("w") as wf:
+            inner = wf.container("inner")
+            made = [wf.add(spec()), inner.add(spec())]
+        find = jobs.scheduler.find
+        assert [job.id for job in await find(parent=wf)] == [inner.id, made[0].id]
+        assert [job.id for job in await find(parent=inner.id, type="work")] == [made[1].id]
+        assert await find(parent=made[0].id) == []
 
 
 class TestContext:
