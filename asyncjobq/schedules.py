@@ -31,6 +31,9 @@ MOST_MISSED: Final = 1000
 GRACE: Final = timedelta(minutes=1)
 """By how much a time may be missed that is not to be caught up with."""
 
+REMOVALS: Final = 10
+"""How often a schedule may be removed while it is being stored."""
+
 logger = logging.getLogger("asyncjobq.schedules")
 
 
@@ -76,9 +79,7 @@ def save_schedules(connection: Connection, backend: Backend, wanted: Iterable[De
     """
     definitions = {definition.name: definition for definition in wanted}
     now = backend.read_clock(connection)
-    new = [_new_row(definitions[name], now) for name in sorted(definitions)]
-    backend.insert_if_absent(connection, backend.tables.schedules, new)
-    for row in _waited_for(connection, backend, definitions):
+    for row in _there(connection, backend, definitions, now):
         definition = definitions[row.name]
         if row.declared and not definition.declared:
             raise ConfigurationError(
@@ -88,6 +89,20 @@ def save_schedules(connection: Connection, backend: Backend, wanted: Iterable[De
         if _stored(row) != definition:
             _write(connection, backend, row.name, _changes(row, definition, now))
     backend.notify(connection, TOPIC)
+
+
+def _there(
+    connection: Connection, backend: Backend, definitions: Mapping[str, Definition], now: datetime
+) -> Sequence[Row[Any]]:
+    """Insert the schedules that are not there, and lock all; one may be removed in between."""
+    new = [_new_row(definitions[name], now) for name in sorted(definitions)]
+    rows: Sequence[Row[Any]] = []
+    for _ in range(REMOVALS):
+        backend.insert_if_absent(connection, backend.tables.schedules, new)
+        rows = _waited_for(connection, backend, definitions)
+        if len(rows) == len(new):
+            break
+    return rows
 
 
 def unsaved(
@@ -271,6 +286,7 @@ def _write(connection: Connection, backend: Backend, name: str, values: dict[str
 
 
 def _found(connection: Connection, backend: Backend, name: str) -> Row[Any]:
+    backend.begin_writing(connection)
     rows = _waited_for(connection, backend, [name])
     if not rows:
         raise ScheduleNotFoundError(name)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from asyncjobq import (
     ArgumentsError,
@@ -14,7 +17,11 @@ from asyncjobq import (
     InvalidJobError,
     ScheduleNotFoundError,
 )
+from asyncjobq.backends.base import Backend
+from asyncjobq.recurrence import define
+from asyncjobq.schedules import add_schedule, remove_schedule
 from conformance.kit import Jobs
+from conformance.meanwhile import moments_of_a_caller
 from conformance.recurring import (
     HOUR,
     firing,
@@ -77,6 +84,50 @@ class TestSaving:
         for name in names:
             await jobs.do(saving(name))
         assert [s.name for s in await jobs.scheduler.schedules()] == sorted(names)
+
+    @pytest.mark.requires("row_locks")
+    async def test_at_any_moment_of_its_removal(self, jobs: Jobs) -> None:
+        """It is there afterwards, whichever comes first."""
+        definition = define("recurring", spec(), every=HOUR)
+
+        def remove(connection: Connection, backend: Backend) -> str:
+            try:
+                with connection.begin_nested():
+                    remove_schedule(connection, backend, "recurring")
+            except OperationalError:
+                return "waits"
+            return "removed"
+
+        async for moment in jobs.moments():
+            await jobs.do(saving())
+            add = partial(add_schedule, definition=definition)
+            added = await moment.of(add, remove)
+            assert added.name == "recurring"
+            if moment.other == "waits":
+                break  # so it will from here on
+            if not moment.last:
+                assert await schedule(jobs)
+
+    @pytest.mark.parametrize("call", ["pause_schedule", "resume_schedule"])
+    async def test_in_a_transaction_that_waits_for_its_removal(
+        self, jobs: Jobs, application: AsyncEngine, call: str
+    ) -> None:
+        """Nobody is told that it was paused who would find it gone."""
+
+        def remove(connection: Connection, backend: Backend) -> None:
+            remove_schedule(connection, backend, "recurring")
+
+        await jobs.do(saving())
+        async for moment in moments_of_a_caller(jobs, application, remove):
+            try:
+                await getattr(jobs.scheduler, call)("recurring", session=moment.session)
+            except ScheduleNotFoundError:
+                assert moment.result is None
+                assert not moment.waits
+            else:
+                assert moment.waits or moment.over
+            await moment.session.rollback()
+            await jobs.do(saving())
 
 
 class TestCalls:

@@ -649,6 +649,14 @@ BREAKAGES: Final = (
         SERVERS,
     ),
     Breakage(
+        "a schedule is removed while it is being added",
+        "schedules.py",
+        "if len(rows) == len(new):",
+        "if True:",
+        ("test_schedule_calls.py::TestSaving::test_at_any_moment_of_its_removal",),
+        ("postgresql",),
+    ),
+    Breakage(
         "cancelling many believes what it read before it had the lock",
         "control_many.py",
         "    backend.begin_writing(connection)\n"
