@@ -11,7 +11,7 @@ from asyncjobq import pauses, unique
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.enqueue import TOPIC
 from asyncjobq.errors import InvalidJobError, JobNotFoundError, UniqueConflictError
-from asyncjobq.revival import refused, reopen
+from asyncjobq.revival import refuse_old_snapshot, refused, reopen, seen_as_it_is
 from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State, Word
 from asyncjobq.transition import End, Locked, end_jobs, end_unsettled, neighbours
 
@@ -76,8 +76,8 @@ def retry_job(connection: Connection, backend: Backend, job_id: int) -> None:
     """Run a failed or cancelled job again, and revive what its end had cancelled.
 
     Its attempts count from 0. A container is opened again: what failed in it, or was cancelled, is
-    run again. Raises InvalidJobError for a job that is done or has not ended, and
-    UniqueConflictError if another holds its unique key; what is below it and lost its key to
+    run again. Raises InvalidJobError for a job that is done or has not ended, UniqueConflictError
+    if another holds its unique key, and StaleSnapshotError; what is below it and lost its key to
     another stays as it is.
     """
     row = _locked(connection, backend, job_id)
@@ -85,6 +85,8 @@ def retry_job(connection: Connection, backend: Backend, job_id: int) -> None:
         raise InvalidJobError(
             f"Job {job_id} is {row.state}; only failed and cancelled jobs are run again."
         )
+    with seen_as_it_is(connection, backend):
+        refuse_old_snapshot(connection, backend, [job_id])
     ids = [job_id]
     if row.kind == Kind.CONTAINER:
         ids += _unsuccessful_below(connection, backend, job_id)
@@ -129,7 +131,8 @@ def _unsuccessful_below(connection: Connection, backend: Backend, job_id: int) -
 
 def _locked(connection: Connection, backend: Backend, job_id: int) -> Any:
     """Lock one job's row, waiting for whoever holds it; raises JobNotFoundError."""
-    row = backend.wait_for_row(connection, job_id, columns_of(backend))
+    with seen_as_it_is(connection, backend):
+        row = backend.wait_for_row(connection, job_id, columns_of(backend))
     if row is None:
         raise JobNotFoundError(job_id)
     return row

@@ -26,7 +26,7 @@ from asyncjobq.control import (
 from asyncjobq.enqueue import TOPIC
 from asyncjobq.errors import ConfigurationError, InvalidJobError, JobNotFoundError
 from asyncjobq.inspection import Filter
-from asyncjobq.revival import ended_above
+from asyncjobq.revival import ended_above, refuse_old_snapshot, seen_as_it_is
 from asyncjobq.states import OPEN, Kind, State
 
 ROWS: Final = 500
@@ -88,7 +88,8 @@ def cancel_once(
     states = jobs.c.state.in_(series.wanted.states or sorted(OPEN))
     conditions = [*series.wanted.conditions(jobs), states, ~jobs.c.cancel_requested]
     ids, series = _next(connection, backend, series, conditions, limit)
-    rows = backend.lock_rows(connection, ids, columns_of(backend), *conditions)
+    with seen_as_it_is(connection, backend):
+        rows = backend.lock_rows(connection, ids, columns_of(backend), *conditions)
     answers = cancel_locked(connection, backend, rows)
     if answers:
         backend.notify(connection, TOPIC)
@@ -124,7 +125,9 @@ def retry_once(
     ids, series = _next(connection, backend, series, conditions, limit)
     above = ended_above(connection, backend, ids)
     wanted = {*ids, *(ancestor for found in above.values() for ancestor in found)}
-    rows = backend.lock_rows(connection, sorted(wanted), columns_of(backend))
+    with seen_as_it_is(connection, backend):
+        rows = backend.lock_rows(connection, sorted(wanted), columns_of(backend))
+        refuse_old_snapshot(connection, backend, ids)
     locked = {row.id: row.state for row in rows}
     free = [job_id for job_id in ids if {job_id, *above.get(job_id, ())} <= locked.keys()]
     chosen = [job_id for job_id in free if locked[job_id] in states]

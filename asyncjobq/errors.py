@@ -181,8 +181,8 @@ class DatabaseUnavailableError(AsyncJobQError):
 class StaleSnapshotError(AsyncJobQError):
     """The caller's transaction cannot see what is there now; nothing was written.
 
-    Who holds one of the unique `keys`, or that an upstream was deleted. Only where one snapshot
-    serves the whole transaction, as at REPEATABLE READ.
+    Who holds one of the unique `keys`, that an upstream was deleted, or how a job ended that is to
+    be run again. Only where one snapshot serves the whole transaction, as at REPEATABLE READ.
     """
 
     def __init__(self, keys: list[str], changed: str | None = None) -> None:
@@ -191,7 +191,7 @@ class StaleSnapshotError(AsyncJobQError):
         changed = changed or f"Who holds unique_key {listed} has changed"
         super().__init__(
             f"{changed} since this transaction took its snapshot. "
-            "Nothing was enqueued. Do it in a new transaction, before its first query, or in one "
+            "Nothing was written. Do it in a new transaction, before its first query, or in one "
             "at READ COMMITTED."
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 from sqlalchemy import (
     Connection,
@@ -17,10 +18,11 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.exc import DBAPIError
 
 from asyncjobq import unique
 from asyncjobq.backends.base import Backend, chunked, rows_by_id
-from asyncjobq.errors import UniqueConflictError
+from asyncjobq.errors import StaleSnapshotError, UniqueConflictError
 from asyncjobq.models import in_state
 from asyncjobq.states import TERMINAL, Kind, State, UniqueWhile
 
@@ -64,6 +66,57 @@ def ended_above(
             for job_id in below:
                 found.setdefault(job_id, set()).add(parent_id)
         level = above
+    return found
+
+
+@contextmanager
+def seen_as_it_is(connection: Connection, backend: Backend) -> Iterator[None]:
+    """Raise StaleSnapshotError, with the transaction still usable, for rows that changed unseen.
+
+    For a block that locks rows and writes nothing.
+    """
+    if backend.reads_fresh(connection):
+        yield
+        return
+    try:
+        with backend.savepoint(connection):
+            yield
+    except DBAPIError as error:
+        if not backend.is_stale(error):
+            raise
+        raise StaleSnapshotError([], _CHANGED) from error
+
+
+def refuse_old_snapshot(connection: Connection, backend: Backend, job_ids: Collection[int]) -> None:
+    """Raise StaleSnapshotError if jobs or what is above them have changed unseen.
+
+    If they have not, nothing below them has: no job ends or comes below one that is closed without
+    that being opened. To be called in `seen_as_it_is`.
+    """
+    if backend.reads_fresh(connection):
+        return
+    jobs = backend.tables.jobs
+    columns = [jobs.c[name] for name in ("id", "state", "lease_token", "updated_at")]
+    for chunk in chunked(sorted({*job_ids, *_above(connection, backend, job_ids)}), 500):
+        query = select(*columns).where(jobs.c.id.in_(chunk)).order_by(jobs.c.id)
+        if connection.execute(query).all() != backend.read_current(connection, query):
+            raise StaleSnapshotError([], _CHANGED)
+
+
+_CHANGED: Final = "A job that is meant, or one above it, has changed"
+
+
+def _above(connection: Connection, backend: Backend, job_ids: Collection[int]) -> set[int]:
+    """Return all containers and jobs above jobs, which stay the same for ever."""
+    jobs = backend.tables.jobs
+    found, level = set[int](), set(job_ids)
+    while level:
+        above: set[int] = set()
+        for chunk in chunked(sorted(level), 500):
+            query = select(jobs.c.parent_id).where(jobs.c.id.in_(chunk))
+            above.update(connection.scalars(query.where(jobs.c.parent_id.is_not(None))))
+        level = above - found
+        found |= above
     return found
 
 

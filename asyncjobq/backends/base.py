@@ -225,6 +225,13 @@ class Backend(KeysBackend):
         """Return the query so that others may read its rows, and nobody may change them."""
         return query.with_for_update(read=True)
 
+    def read_current(self, connection: Connection, query: Select[Any]) -> Sequence[Row[Any]]:
+        """Return the rows of a query of jobs as they are now, whatever the snapshot shows.
+
+        Raises what `is_stale` knows where that cannot be read.
+        """
+        return connection.execute(self.sharing(self.by_key(query))).all()
+
     def wait_for_row(
         self, connection: Connection, job_id: int, columns: Sequence[ColumnElement[Any]]
     ) -> Row[Any] | None:

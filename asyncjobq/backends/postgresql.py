@@ -180,6 +180,14 @@ class PostgreSQLBackend(Backend):
         connection.execute(text("RELEASE SAVEPOINT asyncjobq_lock"))
         return still
 
+    def read_current(self, connection: Connection, query: Select[Any]) -> Sequence[Row[Any]]:
+        # As below: it fails for a row that has changed, and is given up at once.
+        connection.execute(text("SAVEPOINT asyncjobq_lock"))
+        rows = super().read_current(connection, query)
+        connection.execute(text("ROLLBACK TO SAVEPOINT asyncjobq_lock"))
+        connection.execute(text("RELEASE SAVEPOINT asyncjobq_lock"))
+        return rows
+
     def wait_to_lock(
         self, connection: Connection, job_id: int, *conditions: ColumnElement[bool]
     ) -> bool:
