@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from sqlalchemy import Connection, text, update
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from asyncjobq import (
     DatabaseUnavailableError,
@@ -195,6 +196,29 @@ class TestWait:
             await until_true(lambda: len(looks) > before)
             await jobs.finish(claimed)
             assert await waits == 1
+
+    @pytest.mark.usefixtures("only_woken")
+    @pytest.mark.parametrize("call", ["cancel", "cancel_many"])
+    async def test_is_told_of_what_a_call_cancels(
+        self, jobs: Jobs, application: AsyncEngine, call: str
+    ) -> None:
+        """After the commit of the caller's session, if it is made in that."""
+
+        async def cancel(**how: Any) -> None:
+            if call == "cancel":
+                await jobs.scheduler.cancel(job, **how)
+            else:
+                await jobs.scheduler.cancel_many(type="work", **how)
+
+        for in_session in (False, True):
+            job = await jobs.enqueue()
+            async with jobs.limited_time(), AsyncSession(application) as session:
+                waits = asyncio.create_task(jobs.scheduler.wait(job))
+                await asyncio.sleep(0.05)
+                await cancel(**({"session": session} if in_session else {}))
+                await session.commit()
+                with pytest.raises(JobCancelled):
+                    await waits
 
     async def test_for_a_time(self, jobs: Jobs) -> None:
         job = await jobs.enqueue()
