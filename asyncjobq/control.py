@@ -11,7 +11,13 @@ from asyncjobq import pauses, unique
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.enqueue import TOPIC
 from asyncjobq.errors import InvalidJobError, JobNotFoundError, UniqueConflictError
-from asyncjobq.revival import refuse_old_snapshot, refused, reopen, seen_as_it_is
+from asyncjobq.revival import (
+    ended_above,
+    refuse_old_snapshot,
+    refused,
+    reopen,
+    seen_as_it_is,
+)
 from asyncjobq.states import NOT_STARTED, TERMINAL, Kind, State, Word
 from asyncjobq.transition import End, Locked, end_jobs, end_unsettled, neighbours
 
@@ -80,6 +86,11 @@ def retry_job(connection: Connection, backend: Backend, job_id: int) -> None:
     if another holds its unique key, and StaleSnapshotError; what is below it and lost its key to
     another stays as it is.
     """
+    backend.begin_writing(connection)
+    # From above, like those who run again what is there: two who met would deadlock.
+    with seen_as_it_is(connection, backend):
+        for closed in sorted(ended_above(connection, backend, [job_id]).get(job_id, ())):
+            backend.wait_for_row(connection, closed, [backend.tables.jobs.c.id])
     row = _locked(connection, backend, job_id)
     if row.state not in RETRIED:
         raise InvalidJobError(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from asyncjobq import CycleError, ParentError, State, Workflow, after
+from asyncjobq import CycleError, InvalidJobError, ParentError, State, Workflow, after
 from asyncjobq.lease import Claimed
 from asyncjobq.services import HandlerServices
 from asyncjobq.settle import settle_once
@@ -451,3 +454,46 @@ class TestRetrying:
             await graphs.settle()
         assert await graphs.states(wf, behind) == [WAITING, BLOCKED]
         await graphs.assert_settled()
+
+    @pytest.mark.parametrize("container_first", [True, False])
+    async def test_a_container_and_what_is_in_it_at_once_deadlocks_nobody(
+        self, graphs: Graphs, container_first: bool
+    ) -> None:
+        """The second waits for the first, and is refused: it has been done."""
+        for number in itertools.count():
+            wf = workflow()
+            bad = wf.add(spec())
+            await graphs.write(wf)
+            await graphs.run(bad)
+            first, second = (wf, bad) if container_first else (bad, wf)
+            refused: list[InvalidJobError] = []
+
+            def retry_second(job: Any = second, refused: list[Any] = refused) -> None:
+                try:
+                    graphs.elsewhere(retrying(job))
+                except InvalidJobError as error:
+                    refused.append(error)
+
+            with ThreadPoolExecutor() as pool:
+                others: list[Future[None]] = []
+                statements = itertools.count()
+
+                def interrupt(
+                    *_: object, at: int = number, others: Any = others, statements: Any = statements
+                ) -> None:
+                    if next(statements) == at:
+                        others.append(pool.submit(retry_second))
+                        wait(others, timeout=PATIENCE / 4)
+
+                with graphs.kept.elsewhere.begin() as connection:
+                    event.listen(connection, "before_cursor_execute", interrupt)
+                    with suppress(InvalidJobError):  # the other was there before
+                        retrying(first)(connection, graphs.backend)
+                for other in others:
+                    other.result()
+            await graphs.settle()
+            assert await graphs.states(wf, bad) == [WAITING, READY]
+            await graphs.assert_settled()
+            await graphs.run()
+            if not others:
+                return

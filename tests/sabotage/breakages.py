@@ -536,6 +536,17 @@ BREAKAGES: Final = (
         ("graphs/test_cancel.py::TestContainer::test_takes_all_that_is_below_along",),
     ),
     Breakage(
+        "a retry locks from below",
+        "control.py",
+        "for closed in sorted(ended_above(connection, backend, [job_id]).get(job_id, ())):",
+        "for closed in ():",
+        (
+            "graphs/test_races.py::TestRetrying"
+            "::test_a_container_and_what_is_in_it_at_once_deadlocks_nobody",
+        ),
+        SERVERS,
+    ),
+    Breakage(
         "a retry revives nothing",
         "revival.py",
         "    reopen(connection, backend, revived)\n",
