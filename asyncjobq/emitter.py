@@ -45,6 +45,10 @@ class Emitter:
         """Tell that a handler is called."""
         self._emit(events.Started, job, job.lease.job_id)
 
+    def loop_blocked(self, job: Claimed, duration: float, stack: str) -> None:
+        """Tell that a handler has blocked the loop, after it has let it go."""
+        self._emit(events.LoopBlocked, job, job.lease.job_id, duration=duration, stack=stack)
+
     def finished(
         self, job: Claimed, outcome: Outcome, state: State | None, duration: float
     ) -> None:

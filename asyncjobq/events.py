@@ -113,6 +113,15 @@ class LeaseLost(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoopBlocked(Event):
+    """The job's handler has blocked the event loop, so that nothing else could run on it."""
+
+    duration: float
+    stack: str
+    """Where it was when that was noticed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reclaimed(Event):
     """A lease ran out, and was taken back; the job is ready again, or its end is told next."""
 

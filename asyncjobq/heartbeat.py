@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -11,7 +11,14 @@ from typing import Final
 from asyncjobq.backends.base import Database
 from asyncjobq.clock import monotonic
 from asyncjobq.codec import Encoded
-from asyncjobq.lease import Lease, Renewal, asked_to_end, completed_among, renew_once
+from asyncjobq.lease import (
+    Lease,
+    Renewal,
+    asked_to_end,
+    completed_among,
+    renew_once,
+    still_ours,
+)
 from asyncjobq.run import JobRun, Stop
 
 logger = logging.getLogger("asyncjobq.heartbeat")
@@ -32,6 +39,8 @@ class Beat:
     completed: bool = False
     """Whether the handler has ended the job itself: there is no lease any more."""
     reported_at: float = -inf
+    told: bool = False
+    """Whether it was said that the lease has run out here and is kept all the same."""
 
     @property
     def lease(self) -> Lease:
@@ -55,7 +64,7 @@ class Beat:
     @property
     def is_of_use(self) -> bool:
         """Whether a handler relies on the lease; what becomes of an outcome, its writer says."""
-        return self.run.stopped is None and not self.run.over
+        return self.run.stopped is None and not (self.run.over or self.completed)
 
     def has_news(self, now: float) -> bool:
         """Whether there is progress to be stored, and the last was stored long enough ago."""
@@ -64,11 +73,15 @@ class Beat:
 
 
 class Heartbeat:
-    """Renews all leases of a worker with one statement at a time."""
+    """Renews all leases of a worker with one statement at a time.
+
+    Leases are added and removed by the loop of the handlers; they are renewed, and found to be
+    lost, from any thread, on the connections that are given, or else on that loop's own.
+    """
 
     def __init__(self, database: Database, ttl: float) -> None:
         self._database = database
-        self._ttl = ttl
+        self.ttl = ttl
         self.step = min(1.0, ttl / 12)
         """Seconds between two looks at what is due."""
         self._beats: dict[Lease, Beat] = {}
@@ -76,31 +89,31 @@ class Heartbeat:
     @property
     def runs(self) -> Collection[JobRun]:
         """The jobs whose leases are kept."""
-        return [beat.run for beat in self._beats.values()]
+        return [beat.run for beat in list(self._beats.values())]
 
     def add(self, run: JobRun, leased_at: float) -> None:
         """Keep the lease of a job that was claimed not before `leased_at`."""
-        self._beats[run.claimed.lease] = Beat(run, self._ttl, leased_at)
+        beat = self._beats[run.claimed.lease] = Beat(run, self.ttl, leased_at)
+        if monotonic() >= beat.sure_until:  # the loop stood still while it was claimed
+            _give_up([beat])
 
     def remove(self, lease: Lease) -> None:
         """Keep this lease no longer."""
         self._beats.pop(lease, None)
 
-    async def renew_once(self) -> None:
+    async def renew_once(self, database: Database | None = None) -> None:
         """Renew the leases that are due, and with them those that soon will be."""
-        now = monotonic()
-        kept = [beat for beat in self._beats.values() if beat.kept]
+        database, now = database or self._database, monotonic()
+        kept = [beat for beat in list(self._beats.values()) if beat.kept]
         news = {beat.lease for beat in kept if beat.has_news(now)}
         if not news and all(beat.due > now for beat in kept):
             return
         due = [beat for beat in kept if beat.due <= now + self.step or beat.lease in news]
-        leases, backend = [beat.lease for beat in due], self._database.backend
+        leases, backend = [beat.lease for beat in due], database.backend
         reports = {beat.lease: beat.run.context.reported.pending for beat in due}
         progress = {lease: value for lease, value in reports.items() if value is not None}
-        renewal = await self._database.run(
-            lambda c: renew_once(c, backend, leases, self._ttl, progress)
-        )
-        renewal.lost -= await self._completed_among(renewal.lost)
+        renewal = await database.run(lambda c: renew_once(c, backend, leases, self.ttl, progress))
+        renewal.lost -= await self._completed_among(database, renewal.lost)
         self._note(renewal, now)
         self._note_stored(progress, renewal, now)
 
@@ -111,52 +124,82 @@ class Heartbeat:
             asked = await self._database.read(lambda c: asked_to_end(c, backend, leases))
             self._cancel(asked)
 
-    def expire_once(self) -> None:
+    async def expire_once(self, database: Database | None = None) -> None:
         """Stop the jobs whose lease could not be renewed in time."""
         now = monotonic()
-        for beat in self._beats.values():
-            if now >= beat.sure_until and beat.is_of_use and not beat.completed:
-                logger.error(
-                    "The lease of job %s (%s) could not be renewed for %.1f s; its handler is "
-                    "cancelled, for another worker may start the job.",
-                    beat.lease.job_id,
-                    beat.run.claimed.type,
-                    now - beat.leased_at,
-                )
-                beat.run.stop(Stop.LEASE_LOST)
+        late = [
+            beat for beat in list(self._beats.values()) if now >= beat.sure_until and beat.is_of_use
+        ]
+        if late and (database or self._database).queues:
+            late = await self._taken_among(late, database or self._database)
+        _give_up(late)
+
+    async def _taken_among(self, late: list[Beat], database: Database) -> list[Beat]:
+        """Return whose lease is another's, or nobody knows; who queues with us can take none."""
+        backend, leases = database.backend, [beat.lease for beat in late]
+        try:
+            ours = await database.read(lambda c: still_ours(c, backend, leases))
+        except Exception:
+            return late
+        for beat in late:
+            if beat.lease in ours and not beat.told:
+                beat.told = True
+                _say(logger.warning, beat, "its handler goes on, for nobody can write meanwhile")
+        return [beat for beat in late if beat.lease not in ours]
 
     def _note(self, renewal: Renewal, asked_at: float) -> None:
-        for lease in renewal.renewed & self._beats.keys():
-            self._beats[lease].leased_at = asked_at
-            self._beats[lease].renewed = True
+        for beat in self._among(renewal.renewed):
+            beat.leased_at = asked_at
+            beat.renewed = True
+            beat.told = False
         self._cancel(renewal.cancel_requested)
-        for lease in renewal.lost & self._beats.keys():
-            beat = self._beats[lease]
+        for beat in self._among(renewal.lost):
             if beat.is_of_use:
                 logger.warning(
                     "The lease of job %s (%s) is lost; its handler is cancelled.",
-                    lease.job_id,
+                    beat.lease.job_id,
                     beat.run.claimed.type,
                 )
             beat.run.stop(Stop.LEASE_LOST)
 
     def _cancel(self, asked: set[Lease]) -> None:
-        for lease in asked & self._beats.keys():
-            self._beats[lease].run.stop(Stop.CANCELLED)
+        for beat in self._among(asked):
+            beat.run.stop(Stop.CANCELLED)
 
-    async def _completed_among(self, lost: set[Lease]) -> set[Lease]:
+    def _among(self, leases: Collection[Lease]) -> list[Beat]:
+        """Return what is known of leases, as far as they have not been removed meanwhile."""
+        found = [self._beats.get(lease) for lease in leases]
+        return [beat for beat in found if beat is not None]
+
+    async def _completed_among(self, database: Database, lost: set[Lease]) -> set[Lease]:
         """Return which leases are gone because their handlers have ended their jobs themselves."""
-        beats = [beat for beat in self._beats.values() if beat.lease in lost]
+        beats = self._among(lost)
         doubtful = [beat.lease for beat in beats if beat.run.context.completing]
         if not doubtful:
             return set()
-        backend = self._database.backend
-        found = await self._database.read(lambda c: completed_among(c, backend, doubtful))
+        backend = database.backend
+        found = await database.read(lambda c: completed_among(c, backend, doubtful))
         for beat in beats:
             beat.completed |= beat.lease in found
         return set(found)
 
     def _note_stored(self, progress: Mapping[Lease, Encoded], renewal: Renewal, now: float) -> None:
-        for lease in progress.keys() & renewal.renewed & self._beats.keys():
-            self._beats[lease].run.context.reported.note_stored(progress[lease])
-            self._beats[lease].reported_at = now
+        for beat in self._among(progress.keys() & renewal.renewed):
+            beat.run.context.reported.note_stored(progress[beat.lease])
+            beat.reported_at = now
+
+
+def _give_up(late: Iterable[Beat]) -> None:
+    for beat in late:
+        _say(logger.error, beat, "its handler is cancelled, for another worker may start the job")
+        beat.run.stop(Stop.LEASE_LOST)
+
+
+def _say(log: Callable[..., None], beat: Beat, so: str) -> None:
+    log(
+        "The lease of job %s (%s) could not be renewed for %.1f s; %s.",
+        beat.lease.job_id,
+        beat.run.claimed.type,
+        monotonic() - beat.leased_at,
+        so,
+    )

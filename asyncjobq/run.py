@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from traceback import FrameSummary, TracebackException
-from typing import Any, Final
+from typing import Any
 
-import anyio
 import anyio.to_thread
 from anyio import CapacityLimiter
 
@@ -26,6 +26,7 @@ from asyncjobq import codec
 from asyncjobq.clock import monotonic, seconds
 from asyncjobq.context import JobContext
 from asyncjobq.ends import AttemptEnd, Cancel, Fail, Retry, Snooze
+from asyncjobq.error_texts import described, summary
 from asyncjobq.errors import ArgumentsError, ResultError
 from asyncjobq.handlers import AnyHandler
 from asyncjobq.injection import Resources
@@ -45,6 +46,9 @@ class Stop(Enum):
     CANCELLED = "cancelled on request"
     INTERRUPTED = "interrupted by shutdown"
     LEASE_LOST = "lease lost"
+
+
+_RUNNING: ContextVar[JobRun] = ContextVar("asyncjobq run")
 
 
 class JobRun:
@@ -77,6 +81,8 @@ class JobRun:
         self.over = False
         """Whether the handler has ended, and its outcome is being written."""
         self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
         self._stop_asked = asyncio.Event()
 
     @property
@@ -85,13 +91,26 @@ class JobRun:
         return self.deadline is not None and monotonic() >= self.deadline
 
     def stop(self, reason: Stop) -> None:
-        """Ask the handler to end; the first reason counts."""
-        if self.stopped is None:
+        """Ask the handler to end; the first reason counts. From any thread."""
+        with self._lock:
+            if self.stopped is not None:
+                return
             self.stopped = reason
-            self._stop_asked.set()
+        self.context.cancel_requested = True  # a thread sees it also while the loop is blocked
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed, and the handler gone with it
+                self._loop.call_soon_threadsafe(self._stop_asked.set)
+
+    def is_at_work_in(self, task: asyncio.Task[Any]) -> bool:
+        """Tell whether a task is the handler's own, or (from Python 3.12 on) was made by it."""
+        if task is self._task:
+            return True
+        context = getattr(task, "get_context", contextvars.Context)()
+        return context.get(_RUNNING) is self
 
     async def outcome(self) -> Outcome:
         """Run the handler to its end, or to the end of its time, and say how it ended."""
+        self._loop = asyncio.get_running_loop()
         if self.stopped is not None:
             return self._stopped_outcome()
         try:
@@ -100,7 +119,7 @@ class JobRun:
             return _failed(str(error), error)
         except Exception as error:
             return _failed(f"The stored arguments cannot be read: {error!r}", error)
-        self._task = asyncio.get_running_loop().create_task(
+        self._task = self._loop.create_task(
             self._contained(arguments),
             name=f"asyncjobq job {self.claimed.lease.job_id} ({self.claimed.type})",
             context=contextvars.Context(),  # nothing of whoever started the worker
@@ -119,13 +138,13 @@ class JobRun:
             stop.cancel()
         if not task.done():
             self.stop(Stop.TIMED_OUT)
-            self.context.cancel_requested = True
             if self._thread.bar():  # one that is at work can only be asked
                 task.cancel()
             await asyncio.wait({task}, timeout=self._grace)
 
     async def _contained(self, arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
         """Call the handler; its errors are values, so that none of them can reach the loop."""
+        _RUNNING.set(self)
         try:
             call = partial(self._call_with_resources, arguments)
             return await surrounded(self._around, self.context, call), None
@@ -170,7 +189,7 @@ class JobRun:
                 job_id,
                 job_type,
                 self.stopped,
-                _summary(error),
+                summary(error),
             )
 
     def _left_behind(self) -> Outcome:
@@ -212,9 +231,9 @@ class JobRun:
     def _raised(self, error: BaseException) -> Outcome:
         if isinstance(error, Snooze):
             return Outcome(Ending.SNOOZED, retry_after=_bounded(error.after))
-        text = _described(error)
+        text = described(error)
         failure = Failure.of(error, text)
-        ended = Outcome(Ending.FAILED, error=text, summary=_summary(error), failure=failure)
+        ended = Outcome(Ending.FAILED, error=text, summary=summary(error), failure=failure)
         match error:
             case Cancel():
                 return replace(ended, ending=Ending.CANCELLED)
@@ -238,14 +257,15 @@ class JobRun:
             delay = rules.policy(attempt, error) if after is None else after
             bounded = None if delay is None else _bounded(seconds(delay, "Its answer"))
         except BaseException as broken:
-            told = f"The retry policy failed in its turn:\n{_described(broken)}"
+            told = f"The retry policy failed in its turn:\n{described(broken)}"
             return replace(ended, error=f"{ended.error}\n\n{told}", summary=None)
         return replace(ended, retry_after=bounded)
 
 
 def _timed_out(late: TimeoutError) -> Outcome:
-    summary, failure = _summary(late), Failure.of(late)
-    return Outcome(Ending.TIMED_OUT, error=str(late), summary=summary, failure=failure)
+    return Outcome(
+        Ending.TIMED_OUT, error=str(late), summary=summary(late), failure=Failure.of(late)
+    )
 
 
 def _failed(reason: str, error: BaseException) -> Outcome:
@@ -254,44 +274,3 @@ def _failed(reason: str, error: BaseException) -> Outcome:
 
 def _bounded(delay: float) -> float:
     return min(max(0.0, delay), LONGEST)
-
-
-def _described(error: BaseException) -> str:
-    """Return the error with its traceback, without the frames that led to what users wrote."""
-    try:
-        report = TracebackException.from_exception(error)
-        _keep_users_frames(report)
-        return codec.printable("".join(report.format()).strip())
-    except Exception:  # an error whose own text raises
-        return type(error).__name__
-
-
-def _keep_users_frames(report: TracebackException) -> None:
-    """Take our frames out, and those of anyio below them; of what is linked to the error too."""
-    found: list[TracebackException | None] = [report]
-    while found:
-        one = found.pop()
-        if one is not None:
-            one.stack[:] = _users_frames(one.stack)
-            found += [one.__cause__, one.__context__, *(one.exceptions or ())]
-
-
-def _users_frames(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
-    ours = False
-    for frame in frames:
-        ours = frame.filename in _OURS or (ours and frame.filename.startswith(_ANYIO))
-        if not ours:
-            yield frame
-
-
-_ANYIO: Final = anyio.__path__[0]
-_PARTS: Final[tuple[Any, ...]] = (_described, surrounded, Resources, HandlerThread)
-_OURS: Final = {inspect.getfile(part) for part in _PARTS}
-
-
-def _summary(error: BaseException) -> str:
-    try:
-        lines = codec.printable(str(error).strip(), 200).splitlines()
-    except Exception:  # an error whose own text raises
-        lines = []
-    return ": ".join([type(error).__name__, *lines[:1]])

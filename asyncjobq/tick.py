@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
@@ -11,11 +10,11 @@ from sqlalchemy import Connection
 
 from asyncjobq.backends.base import Database, Lane, Take
 from asyncjobq.clock import monotonic
-from asyncjobq.emitter import Emitter, Told
+from asyncjobq.emitter import Emitter
 from asyncjobq.fairshare import FairShare
 from asyncjobq.firing import FIRE_PAUSE, Firing
 from asyncjobq.handlers import AnyHandler, Handlers
-from asyncjobq.lease import Claimed, Defaults, claim_once, reclaim_once
+from asyncjobq.lease import Claimed, Defaults, claim_once
 from asyncjobq.limited import LimitedClaim, claim_limited_once
 from asyncjobq.limiter import Limiter
 from asyncjobq.options import UNSET
@@ -23,14 +22,13 @@ from asyncjobq.outbox import Outbox
 from asyncjobq.pauses import NOTHING, closed_lanes
 from asyncjobq.permits import make_rows
 from asyncjobq.ready import Chores, LaneCursor, any_open, look_once, promote_once
+from asyncjobq.reclaiming import Reclaiming
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Settled, Sweep
 from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.subscribers import Subscribers
-from asyncjobq.transition import End, Return
-
-logger = logging.getLogger("asyncjobq.worker")
+from asyncjobq.transition import End
 
 
 class Tick:
@@ -53,6 +51,10 @@ class Tick:
         self.interrupted = False
         """Whether the last claim left off before the slots were full or the jobs at an end."""
         self.firing = Firing(database, handlers.definitions)
+        self.reclaiming = Reclaiming(
+            database, Emitter(subscribers, settings.worker_id), settings.lease_ttl
+        )
+        self.reclaiming.on_ends = self._note_ends
         self._expected = inf
         self._sweep = Sweep()
         self._database = database
@@ -170,7 +172,8 @@ class Tick:
         if chores.cancelling:
             await self._slots.cancel_once()
         if chores.expired:
-            moved |= await self.reclaim_once()
+            moved |= await self.reclaiming.reclaim_once()
+            self.expect_due(self.reclaiming.pause)
         if chores.unsettled:
             moved |= await self._outbox.sweep(self._sweep)
             moved |= not self._sweep.over
@@ -197,25 +200,11 @@ class Tick:
             closed = await self._database.read(lambda c: closed_lanes(c, backend))
         return self._lanes.close(closed)
 
-    async def reclaim_once(self) -> bool:
-        """Take back expired leases; tell whether there were any."""
-        taken, told = await self._database.run(self._reclaim)
-        for item in taken:
-            logger.warning("Job %s was reclaimed: its lease had run out.", item.row.id)
-        self._emitter.reclaimed(taken, told)
-        self._note_ends([item for item in taken if isinstance(item, End)])
-        return bool(taken)
-
     def note_settled(self, settled: Settled) -> None:
         """Take note of what a settling in this process has ended and let go."""
         self._note_ends(settled.ended)
         if settled.scheduled or settled.asked:  # those that run here are told by the chores
             self.expect_due(0.0)
-
-    def _reclaim(self, connection: Connection) -> tuple[list[End | Return], Told]:
-        backend = self._database.backend
-        taken = reclaim_once(connection, backend)
-        return taken, self._emitter.look_up(connection, backend, [item.row.id for item in taken])
 
     def _note_ends(self, ends: Sequence[End]) -> None:
         for end in ends:

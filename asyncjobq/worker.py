@@ -11,6 +11,7 @@ from typing import Final
 
 from asyncjobq.backends.base import Database
 from asyncjobq.backoff import outage_delays
+from asyncjobq.blocking import LoopWatch
 from asyncjobq.clock import monotonic, wait_for_event
 from asyncjobq.context import Services
 from asyncjobq.emitter import Emitter
@@ -21,6 +22,8 @@ from asyncjobq.heartbeat import Heartbeat
 from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limiter import Limiter
 from asyncjobq.outbox import Outbox
+from asyncjobq.renewing import RenewalThread
+from asyncjobq.repeating import forever, report
 from asyncjobq.retention import Retention
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Settled, Sweep
@@ -61,7 +64,11 @@ class Worker:
         self._hurrying = asyncio.Event()
         self._heartbeat = Heartbeat(database, settings.lease_ttl)
         around = surroundings or Surroundings()
-        self._outbox = Outbox(database, Emitter(around.subscribers, settings.worker_id))
+        emitter = Emitter(around.subscribers, settings.worker_id)
+        self._renewal = RenewalThread(
+            self._heartbeat, database, LoopWatch(lambda: self._heartbeat.runs, emitter)
+        )
+        self._outbox = Outbox(database, emitter)
         self._writer = OutcomeWriter(database, self._outbox)
         share = FairShare()
         self._resources = around.resources
@@ -119,16 +126,15 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(watch),
-                group.create_task(self._forever("renewing", self._renew)),
-                group.create_task(self._forever("watching leases", self._expire)),
-                group.create_task(self._forever("finalizing", self._writer.write_once)),
-                group.create_task(self._forever("settling", self._settle)),
-                group.create_task(self._forever("looking for others' jobs", self._look_for_others)),
-                group.create_task(self._forever("declaring", self._declare, until=self._declared)),
+                group.create_task(forever("renewing", self._renewal.run)),
+                group.create_task(forever("finalizing", self._writer.write_once)),
+                group.create_task(forever("settling", self._settle)),
+                group.create_task(forever("looking for others' jobs", self._look_for_others)),
+                group.create_task(forever("declaring", self._declare, until=self._declared)),
             ]
             if self.settings.retention:
-                loops.append(group.create_task(self._forever("pruning", self._prune)))
-            await self._forever("ticking", self._wake_up, until=self._stopping)
+                loops.append(group.create_task(forever("pruning", self._prune)))
+            await forever("ticking", self._wake_up, until=self._stopping)
             await self._finish_jobs()
             for loop in loops:
                 loop.cancel()
@@ -160,7 +166,7 @@ class Worker:
             try:
                 await check()
             except DatabaseUnavailableError as error:
-                _report("starting", error, delay)
+                report("starting", error, delay)
             except ConfigurationError as error:
                 if not in_background:
                     raise
@@ -209,14 +215,6 @@ class Worker:
         if self._slots.empty:
             await self._unserved.look_once()
 
-    async def _renew(self) -> None:
-        await asyncio.sleep(self._heartbeat.step)
-        await self._heartbeat.renew_once()
-
-    async def _expire(self) -> None:
-        await asyncio.sleep(self._heartbeat.step)
-        self._heartbeat.expire_once()
-
     async def _declare(self) -> None:
         """Store the schedules that stand in code; beside the other loops, since it may wait."""
         if self._handlers.definitions:
@@ -252,27 +250,3 @@ class Worker:
     def _note_end(self, job_id: int, state: State) -> None:
         self.ended[state] += 1
         self.on_end(job_id)
-
-    async def _forever(
-        self,
-        name: str,
-        step: Callable[[], Awaitable[None]],
-        until: asyncio.Event | None = None,
-    ) -> None:
-        """Repeat a step; after an error wait, longer each time, and go on."""
-        delays = outage_delays()
-        while until is None or not until.is_set():
-            try:
-                await step()
-                delays = outage_delays()
-            except Exception as error:
-                delay = next(delays)
-                _report(name, error, delay)
-                await wait_for_event(until or asyncio.Event(), delay)
-
-
-def _report(name: str, error: Exception, delay: float) -> None:
-    if isinstance(error, DatabaseUnavailableError):
-        logger.warning("%s (%s; trying again in %.1f s)", error, name, delay)
-    else:
-        logger.error("%s met %r; going on in %.1f s.", name, error, delay, exc_info=error)

@@ -352,6 +352,22 @@ class Database(ABC):
     url: URL
     """Where it is; with the password."""
 
+    @property
+    def queues(self) -> bool:
+        """Whether a transaction of ours waits for the one lock that all writers share."""
+        return False
+
+    def waited(self, connection: Connection) -> float:
+        """Return how many seconds a transaction had to wait for the lock that all writers share."""
+        return 0.0
+
+    @abstractmethod
+    async def apart(self) -> Database:
+        """Return the database for a second loop, while that of the running one is open.
+
+        Its connections are opened and closed on that loop, or serve both.
+        """
+
     def create(self) -> None:  # noqa: B027  nothing by default
         """Make the file of a database that is one, for tables to be made in it."""
 

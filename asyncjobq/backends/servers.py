@@ -56,6 +56,15 @@ class ServerDatabase(Database):
         self._sessions = sessions_of(engine)
         self._pool = PerLoop(self._make_engine, self._dispose)
 
+    async def apart(self) -> Database:
+        return ServerDatabase(
+            self.engine,
+            self.backend,
+            owns_engine=False,
+            settings=self._settings,
+            idle_limit=self._idle_limit,
+        )
+
     async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
         async def transaction() -> T:
             async with (await self._pool.get()).connect() as connection:

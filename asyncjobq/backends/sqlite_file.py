@@ -8,11 +8,13 @@ Reads have a second connection, which in WAL mode waits for nobody.
 from __future__ import annotations
 
 import asyncio
+import copy
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -22,12 +24,14 @@ from asyncjobq.backends.base import Database, T, Work, sessions_of
 from asyncjobq.backends.keys import OWN
 from asyncjobq.backends.loops import PerLoop
 from asyncjobq.backends.sqlite import SQLiteBackend
+from asyncjobq.clock import monotonic
 from asyncjobq.errors import ConfigurationError, SchemaError, UnsupportedDatabaseError
 from asyncjobq.models import Tables
-from asyncjobq.transactions import retrying
+from asyncjobq.transactions import Fault, retrying
 
 BUSY_TIMEOUT: Final = 5.0
 WATCH_INTERVAL: Final = 0.02
+_WAITED: Final = "asyncjobq waited"
 
 
 class SQLiteDatabase(Database):
@@ -45,8 +49,9 @@ class SQLiteDatabase(Database):
         self._user_engine = engine
         self._owns_engine = owns_engine
         self._sessions = sessions_of(engine)
-        self._writer = PerLoop(lambda: _Thread(engine.url, "BEGIN IMMEDIATE"), _Thread.close)
-        self._reader = PerLoop(lambda: _Thread(engine.url, "BEGIN"), self._close_reader)
+        self._queue = _Queue()
+        self._writer: _Source[_Writer] = PerLoop(self._make_writer, _Thread.close)
+        self._reader: _Source[_Thread] = PerLoop(self._make_reader, self._close_reader)
 
     def create(self) -> None:
         try:
@@ -54,9 +59,23 @@ class SQLiteDatabase(Database):
         except OSError as error:
             raise ConfigurationError(f"The database file cannot be made: {error}.") from error
 
+    @property
+    def queues(self) -> bool:
+        return self._queue.since is not None
+
+    def waited(self, connection: Connection) -> float:
+        waited: float = connection.info.get(_WAITED, 0.0)
+        return waited
+
+    async def apart(self) -> Database:
+        other = copy.copy(self)  # with the same one writer
+        other._writer = _Same(await self._writer.get())
+        other._reader = _Same(await self._reader.get())
+        return other
+
     async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
-        writer = await self._writer.get()
-        return await retrying(lambda: writer.run(work), self.backend.fault_of)
+        writer, asked = await self._writer.get(), monotonic()
+        return await retrying(lambda: writer.write(work, asked), self.backend.fault_of)
 
     async def read(self, work: Work[T]) -> T:
         reader = await self._reader.get()
@@ -83,6 +102,12 @@ class SQLiteDatabase(Database):
         await self._writer.close()
         await self._reader.close()
 
+    def _make_writer(self) -> _Writer:
+        return _Writer(self._user_engine.url, self._queue, self.backend.fault_of)
+
+    def _make_reader(self) -> _Thread:
+        return _Thread(self._user_engine.url, "BEGIN")
+
     async def _close_reader(self, reader: _Thread) -> None:
         await reader.close()
         if self._owns_engine:
@@ -108,6 +133,67 @@ class _Thread:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._engine.dispose)
         self._executor.shutdown()
+
+
+@dataclass
+class _Queue:
+    """Since when transactions of this process have waited for the file's write lock, if any."""
+
+    since: float | None = None
+
+
+class _Writer(_Thread):
+    """The connection that writes, and how long it has to wait for the file."""
+
+    def __init__(self, url: URL, queue: _Queue, fault_of: Callable[[BaseException], Fault]) -> None:
+        super().__init__(url, "BEGIN IMMEDIATE")
+        self._queue = queue
+        self._fault_of = fault_of
+
+    async def write(self, work: Work[T], asked: float) -> T:
+        """Run `work` in a transaction that was asked for at a moment of the monotonic clock."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._queueing, work, asked)
+
+    def _queueing(self, work: Work[T], asked: float) -> T:
+        """Take a transaction, and note since when we wait; one that gave up still does."""
+        since = self._queue.since = min(asked, self._queue.since or asked)
+
+        def begun(connection: Connection) -> T:
+            self._queue.since = None
+            connection.info[_WAITED] = monotonic() - since
+            return work(connection)
+
+        try:
+            return self._transaction(begun)
+        except Exception as error:
+            if self._fault_of(error) is not Fault.CONFLICT:
+                self._queue.since = None
+            raise
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Source(Protocol[T_co]):
+    """Where the running loop gets a thread with its connection from."""
+
+    async def get(self) -> T_co: ...
+
+    async def close(self) -> None: ...
+
+
+class _Same(Generic[T]):
+    """A thread that another loop has opened, and will close."""
+
+    def __init__(self, thread: T) -> None:
+        self._thread = thread
+
+    async def get(self) -> T:
+        return self._thread
+
+    async def close(self) -> None:
+        pass
 
 
 class _Watcher:

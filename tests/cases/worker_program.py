@@ -22,6 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from asyncjobq import Concurrency, Handlers, JobContext, Limit, RateLimit, Scheduler, constant
 from cases.log import Log
 
+TYPES = ("work", "block", "hold", "crash", "look_up", "grow")
+
 
 @dataclass
 class Settings:
@@ -39,7 +41,7 @@ class Settings:
     """Seconds by which the database's clock is put forward for this worker."""
     blocking: bool = False
     """Whether `block` blocks the event loop, and is not the same as `work`."""
-    types: list[str] = field(default_factory=lambda: ["work", "block", "crash", "look_up", "grow"])
+    types: list[str] = field(default_factory=lambda: list(TYPES))
     cron: str | None = None
     """When `work` is run over and over, by a schedule that is declared here."""
     connect_args: dict[str, Any] | None = None
@@ -87,6 +89,7 @@ def handlers_of(settings: Settings, log: Log) -> Handlers:
         return ctx.attempt
 
     special: dict[str, Callable[..., Any]] = {"crash": crash, "look_up": look_up, "grow": grow}
+    special["hold"] = _holding(log)
     if settings.blocking:
         special["block"] = block
     for name in settings.types:
@@ -98,6 +101,20 @@ def handlers_of(settings: Settings, log: Log) -> Handlers:
         )
         recurring(handlers["work"])
     return handlers
+
+
+def _holding(log: Log) -> Callable[..., Any]:
+    """Return a handler that blocks the event loop in the middle of a transaction."""
+
+    async def hold(ctx: JobContext, label: str, seconds: float) -> int:
+        log.write(label, ctx.attempt, "start")
+        async with ctx.session() as session, session.begin():
+            await session.execute(text("INSERT INTO orders (id, amount) VALUES (1, 1)"))
+            time.sleep(seconds)  # noqa: ASYNC251
+        log.write(label, ctx.attempt, "end")
+        return ctx.attempt
+
+    return hold
 
 
 def _limits_of(settings: Settings) -> list[Limit]:

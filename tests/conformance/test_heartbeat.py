@@ -12,6 +12,7 @@ from asyncjobq import DatabaseUnavailableError, JobCancelled, State
 from asyncjobq.clock import monotonic
 from asyncjobq.heartbeat import Heartbeat
 from asyncjobq.lease import Claimed
+from asyncjobq.outcomes import Ending
 from asyncjobq.run import JobRun, Stop
 from conformance.kit import Jobs
 from conformance.running import serving, until
@@ -30,7 +31,8 @@ def kept(heartbeat: Heartbeat, claimed: Claimed, *, age: float, timeout: float =
     """Keep a lease that was claimed `age` seconds ago."""
     run = run_of(wait_for_ever, timeout=timeout)
     run.claimed = claimed
-    heartbeat.add(run, monotonic() - age)
+    heartbeat.add(run, monotonic())
+    heartbeat._beats[claimed.lease].leased_at -= age
     return run
 
 
@@ -120,7 +122,7 @@ async def test_says_nothing_of_a_lease_whose_job_has_just_ended(
     run.over = True
     await jobs.finish(ended)
     await heartbeat.renew_once()
-    heartbeat.expire_once()
+    await heartbeat.expire_once()
     assert caplog.messages == []
 
 
@@ -153,8 +155,21 @@ async def test_a_lease_that_could_not_be_renewed_in_time_stops_its_handler(
         patch.setattr(jobs.database, "run", away)
         with pytest.raises(DatabaseUnavailableError):
             await heartbeat.renew_once()
-    heartbeat.expire_once()
+    await heartbeat.expire_once()
     assert (late.stopped, soon.stopped) == (Stop.LEASE_LOST, None)
+
+
+async def test_a_claim_that_is_told_too_late_starts_nothing(heartbeat: Heartbeat) -> None:
+    """The loop stood still while it was committed; the job may be another's by now."""
+    started: list[bool] = []
+
+    async def work() -> None:
+        started.append(True)
+
+    run = run_of(work)
+    heartbeat.add(run, monotonic() - TTL)
+    assert (await run.outcome()).ending == Ending.LEASE_LOST
+    assert started == []
 
 
 class TestInAWorker:
