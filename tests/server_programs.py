@@ -25,6 +25,8 @@ from throwaway import (
 )
 
 POSTGRESQL_PROGRAMS_VARIABLE: Final = "ASYNCJOBQ_TEST_POSTGRESQL_BIN"
+MYSQL_PROGRAM_VARIABLE: Final = "ASYNCJOBQ_TEST_MYSQL_PROGRAM"
+"""A mysqld, or a script that runs one, where it is not to be looked for."""
 USER: Final = "asyncjobq"
 
 _SYSTEM_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec", "/usr/local/mysql/bin")
@@ -38,7 +40,7 @@ _POSTGRESQL_SETTINGS: Final = {
     "max_connections": "200",
     "max_wal_size": "256MB",
 }
-_MYSQL_OPTIONS: Final = (
+_MYSQL_OPTIONS: Final[tuple[str, ...]] = (
     "--bind-address=127.0.0.1",
     "--skip-name-resolve",
     "--character-set-server=utf8mb4",
@@ -48,29 +50,40 @@ _MYSQL_OPTIONS: Final = (
     "--loose-innodb-flush-method=nosync",
     "--loose-innodb-doublewrite=OFF",
 )
+# What a server has committed survives its own end, if not that of the machine.
+_POSTGRESQL_DURABLE: Final = {"synchronous_commit": "on", "full_page_writes": "on"}
+_MYSQL_DURABLE: Final = (
+    "--innodb-flush-log-at-trx-commit=2",
+    "--loose-innodb-doublewrite=ON",
+)
 # A package's folder for files need not exist for, or be open to, another user's server.
 _MYSQL_ONLY_OPTIONS: Final = ("--mysqlx=OFF", "--secure-file-priv=NULL")
 # Without a password, root would be open to everybody on this machine.
 _MYSQL_FIRST_STATEMENTS: Final = """\
-CREATE DATABASE {user} CHARACTER SET utf8mb4;
-CREATE USER '{user}'@'%' IDENTIFIED BY '{password}';
+CREATE DATABASE IF NOT EXISTS {user} CHARACTER SET utf8mb4;
+CREATE USER IF NOT EXISTS '{user}'@'%' IDENTIFIED BY '{password}';
 GRANT ALL ON *.* TO '{user}'@'%' WITH GRANT OPTION;
 DROP USER IF EXISTS 'root'@'127.0.0.1', 'root'@'::1', 'root'@'localhost';
 """
 
 
-def start_server(backend: str, environment: Mapping[str, str]) -> ServerProcess:
-    """Start a server of this kind; MissingServerError says why that is not possible."""
+def start_server(
+    backend: str, environment: Mapping[str, str], *, durable: bool = False
+) -> ServerProcess:
+    """Start a server of this kind; MissingServerError says why that is not possible.
+
+    A `durable` one may be killed and started again, and has lost nothing then.
+    """
     if os.name != "posix":
         raise MissingServerError(f"{backend}: throw-away servers need a POSIX system")
-    return _STARTERS[backend](environment)
+    return _STARTERS[backend](environment, durable)
 
 
-def _start_postgresql(environment: Mapping[str, str]) -> ServerProcess:
+def _start_postgresql(environment: Mapping[str, str], durable: bool) -> ServerProcess:
     reasons = []
     for folder in _postgresql_folders(environment):
         try:
-            return _start_postgresql_from(folder)
+            return _start_postgresql_from(folder, durable)
         except MissingServerError as error:
             reasons.append(str(error))
     raise MissingServerError(
@@ -91,7 +104,7 @@ def _postgresql_folders(environment: Mapping[str, str]) -> Iterator[Path]:
         yield Path(location) / "pginstall" / "bin"
 
 
-def _start_postgresql_from(programs: Path) -> ServerProcess:
+def _start_postgresql_from(programs: Path, durable: bool) -> ServerProcess:
     account = server_account("postgres")
     with _new_folder(account) as folder:
         postgres = _usable_programs(programs, account, folder) / "postgres"
@@ -110,6 +123,7 @@ def _start_postgresql_from(programs: Path) -> ServerProcess:
         account.run(initialise, folder)
         port = free_port()
         settings = {**_POSTGRESQL_SETTINGS, "port": str(port)}
+        settings |= _POSTGRESQL_DURABLE if durable else {}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         url = URL.create("postgresql+asyncpg", USER, password, "127.0.0.1", port, "postgres")
         return start_process([postgres, "-D", data, *options], url, folder, account, "QUIT")
@@ -146,22 +160,25 @@ def _copy_wheel(programs: Path, folder: Path) -> Path:
     return copy
 
 
-def _start_mysql(_environment: Mapping[str, str]) -> ServerProcess:
-    program = _find_server_program(["mysqld"], mariadb=False)
+def _start_mysql(environment: Mapping[str, str], durable: bool) -> ServerProcess:
+    given = environment.get(MYSQL_PROGRAM_VARIABLE)
+    program = Path(given) if given else _find_server_program(["mysqld"], mariadb=False)
     if program is None:
         raise MissingServerError("no mysqld program of MySQL here")
     prepare: list[str | Path] = [program, "--no-defaults", "--initialize-insecure"]
-    return _start_mysql_family("mysql+aiomysql", program, prepare, _MYSQL_ONLY_OPTIONS)
+    options = (*_MYSQL_ONLY_OPTIONS, *(_MYSQL_DURABLE if durable else ()))
+    return _start_mysql_family("mysql+aiomysql", program, prepare, options)
 
 
-def _start_mariadb(_environment: Mapping[str, str]) -> ServerProcess:
+def _start_mariadb(_environment: Mapping[str, str], durable: bool) -> ServerProcess:
     program = _find_server_program(["mariadbd", "mysqld"], mariadb=True)
     installer = _which("mariadb-install-db") or _which("mysql_install_db")
     if program is None or installer is None:
         raise MissingServerError("no programs mariadbd and mariadb-install-db here")
     prepare: list[str | Path] = [installer, "--no-defaults", "--skip-test-db"]
     prepare.append("--auth-root-authentication-method=normal")
-    return _start_mysql_family("mariadb+aiomysql", program, prepare)
+    options = _MYSQL_DURABLE if durable else ()
+    return _start_mysql_family("mariadb+aiomysql", program, prepare, options)
 
 
 def _start_mysql_family(
@@ -228,7 +245,7 @@ def _write(path: Path, content: str, account: Account) -> Path:
     return path
 
 
-_STARTERS: Final[Mapping[str, Callable[[Mapping[str, str]], ServerProcess]]] = {
+_STARTERS: Final[Mapping[str, Callable[[Mapping[str, str], bool], ServerProcess]]] = {
     "postgresql": _start_postgresql,
     "mysql": _start_mysql,
     "mariadb": _start_mariadb,

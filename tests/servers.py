@@ -42,13 +42,16 @@ class Server:
     version: str
     origin: str
     url: URL | None = None
+    process: ServerProcess | None = None
+    """Of a server that was started here."""
 
 
 class Servers:
     """The servers of one test session, each looked for when it is first asked for."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, durable: bool = False) -> None:
         self._environment = environment
+        self._durable = durable
         self._found: dict[str, Server | Exception] = {}
         self._stack = ExitStack()
 
@@ -103,12 +106,13 @@ class Servers:
         if given := self._environment.get(variable):
             return server_at(backend, given)
         try:
-            process = start_server(backend, self._environment)
+            process = start_server(backend, self._environment, durable=self._durable)
             self._stack.callback(process.stop)
-            version = _wait_for_version(backend, process)
+            version = wait_for_version(backend, process)
         except MissingServerError as error:
             raise MissingServerError(f"{backend}: {variable} is not set, and {error}") from error
-        return Server(backend, version, f"throw-away {process.program}", process.url)
+        origin = f"throw-away {process.program}"
+        return Server(backend, version, origin, process.url, process)
 
 
 def url_variable(backend: str) -> str:
@@ -177,7 +181,8 @@ def _read_version(backend: str, url: URL) -> str:
         engine.dispose()
 
 
-def _wait_for_version(backend: str, process: ServerProcess) -> str:
+def wait_for_version(backend: str, process: ServerProcess) -> str:
+    """Wait until a server that was just started answers, and return its version."""
     for _ in process.waiting():
         try:
             return _read_version(backend, process.url)

@@ -24,16 +24,26 @@ _MEMORY_NEEDED: Final = 4 * 1024**3
 
 # The shell outlives a test run that is killed: its standard input is a pipe from the test
 # run, and when that closes, for whatever reason, it stops the server and removes the data.
+# While there is a file "again", a server that ends is started anew, once "down" is gone.
 _KEEPER: Final = """
 signal=$1 folder=$2
 shift 2
 exec 3<&0
-"$@" 3<&- </dev/null &
-server=$!
-{ cat <&3 >/dev/null; kill -s "$signal" "$server"; } 2>/dev/null &
+{
+    cat <&3 >/dev/null
+    rm -f "$folder/again" "$folder/down"
+    while kill -s "$signal" "$(cat "$folder/server")"; do sleep 1; done
+} 2>/dev/null &
 watcher=$!
+while true; do
+    "$@" 3<&- </dev/null &
+    echo "$!" >"$folder/server.new"
+    mv "$folder/server.new" "$folder/server"
+    wait "$!"
+    [ -e "$folder/again" ] || break
+    while [ -e "$folder/down" ]; do sleep 0.05; done
+done
 exec 3<&-
-wait "$server"
 kill "$watcher" 2>/dev/null
 rm -rf -- "$folder"
 """
@@ -127,6 +137,23 @@ class ServerProcess:
                 raise MissingServerError(f"{self.program} ended at once: {self.log()}")
             yield
             time.sleep(0.02)
+
+    def restart(self, number: signal.Signals, down: float) -> None:
+        """End the server with a signal, and start it again after some seconds; blocks so long."""
+        again, away = self.folder / "again", self.folder / "down"
+        before = self._server_id()
+        for mark in (again, away):
+            mark.touch()
+        os.kill(before, number)
+        time.sleep(down)
+        away.unlink()
+        for _ in self.waiting():
+            if self._server_id() != before:
+                break
+        again.unlink()
+
+    def _server_id(self) -> int:
+        return int((self.folder / "server").read_text())
 
     def log(self) -> str:
         """Return the last lines that the server wrote."""

@@ -34,9 +34,14 @@ def faked_clock(offset: str | Path) -> dict[str, str]:
     }
 
 
+def clocks_can_be_faked() -> bool:
+    """Tell whether libfaketime is installed."""
+    return bool(_libraries())
+
+
 def require_faked_clocks(request: pytest.FixtureRequest) -> None:
     """Skip the test where libfaketime is not installed."""
-    if not _libraries():
+    if not clocks_can_be_faked():
         request.node.stash[CAPABILITY_SKIP] = True
         pytest.skip("libfaketime is not installed (Debian: apt-get install faketime)")
 

@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from sqlalchemy import Row, func, select
@@ -42,7 +43,8 @@ SURPRISES: Final = (" loop met ", " ERROR asyncio ", "Fatal Python error", "neve
 """What a process logs when something went wrong that nobody had thought of."""
 
 _TESTS: Final = Path(__file__).parents[1]
-_forks: Final = multiprocessing.get_context("forkserver")
+forks: Final = multiprocessing.get_context("forkserver")
+"""Makes processes that have done their imports."""
 
 
 def prepare_forks() -> None:
@@ -50,8 +52,8 @@ def prepare_forks() -> None:
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_TESTS), *([known] if known else [])])
     try:
-        _forks.set_forkserver_preload([worker_program.__name__, "aiosqlite", "asyncpg", "aiomysql"])
-        first = _forks.Process(target=time.sleep, args=(0,))
+        forks.set_forkserver_preload([worker_program.__name__, "aiosqlite", "asyncpg", "aiomysql"])
+        first = forks.Process(target=time.sleep, args=(0,))
         first.start()
         first.join()
         first.close()
@@ -79,11 +81,16 @@ class WorkerProcess:
     """One worker in a process of its own.
 
     With `environment`, variables to be added that work only from a program's start, it is a new
-    interpreter; else it is forked from one that has done its imports.
+    interpreter; else it is forked from one that has done its imports. `program` is the module whose
+    `run` is called with the settings.
     """
 
     def __init__(
-        self, settings: Settings, output: Path, environment: Mapping[str, str] | None = None
+        self,
+        settings: Any,
+        output: Path,
+        environment: Mapping[str, str] | None = None,
+        program: ModuleType = worker_program,
     ) -> None:
         self.settings = settings
         self.id = settings.worker_id
@@ -91,11 +98,12 @@ class WorkerProcess:
         self._forked: Any = None
         self._executed: subprocess.Popen[bytes] | None = None
         if environment is None:
-            self._forked = _forks.Process(target=_run_forked, args=(settings, str(output)))
+            given = (program.run, settings, str(output))
+            self._forked = forks.Process(target=_run_forked, args=given)
             self._forked.start()
             self.pid: int = self._forked.pid
         else:
-            self._executed = _execute(settings, output, environment)
+            self._executed = _execute(program, settings, output, environment)
             self.pid = self._executed.pid
 
     @property
@@ -119,7 +127,7 @@ class WorkerProcess:
     def freeze(self) -> None:
         """Stop the process with SIGSTOP, and wait until it has stopped."""
         self.send(signal.SIGSTOP)
-        while self._stat()[0] != "T":
+        while self._stat()[0] not in "TZ":  # it may just have ended by itself
             time.sleep(0.001)
 
     def thaw(self) -> None:
@@ -152,20 +160,20 @@ class WorkerProcess:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _run_forked(settings: Settings, output: str) -> None:
+def _run_forked(run: Callable[[Any], None], settings: Any, output: str) -> None:
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    worker_program.run(settings)
+    run(settings)
 
 
 def _execute(
-    settings: Settings, output: Path, environment: Mapping[str, str]
+    program: ModuleType, settings: Any, output: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     paths = [str(_TESTS), os.environ.get("PYTHONPATH", "")]
     with output.open("ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", worker_program.__name__, json.dumps(asdict(settings))],
+            [sys.executable, "-m", program.__name__, json.dumps(asdict(settings))],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment},
             stdin=subprocess.DEVNULL,
             stdout=file,
