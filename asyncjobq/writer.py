@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
 
 from asyncjobq.backends.base import Database
 from asyncjobq.finalize import Finished, Written, failed_instead, finalize_once
@@ -143,12 +144,16 @@ class OutcomeWriter:
         """Tell whether the error has nothing to do with what was to be written.
 
         A connection that breaks while the database answers on others may do so because of it, for
-        example because it is longer than the server takes.
+        example because it is longer than the server takes. One that is told that the disk is full
+        or the server read-only has not broken, and there it passes, though others may be read.
         """
         match self._database.backend.fault_of(error):
             case Fault.CONFLICT:
                 return True
             case Fault.UNAVAILABLE:
+                cause = error.__cause__ or error
+                if isinstance(cause, DBAPIError) and not cause.connection_invalidated:
+                    return True
                 return not await self._answers()
             case _:
                 return False

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
 from asyncjobq import DatabaseUnavailableError, State
 from asyncjobq.codec import encode
@@ -41,6 +42,44 @@ async def refusing(jobs: Jobs, error: str) -> AsyncIterator[None]:
         yield
     finally:
         await jobs.do(lambda c, _: c.execute(text(undo)))
+
+
+FULL = {
+    "postgresql": (
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'disk full' USING ERRCODE = '53100'; END $$",
+        "CREATE TRIGGER refuse BEFORE UPDATE ON jobs FOR EACH ROW "
+        "WHEN (length(NEW.result::text) > 1000) EXECUTE FUNCTION full_disk()",
+    ),
+    "mysql": (
+        "CREATE TRIGGER refuse BEFORE UPDATE ON jobs FOR EACH ROW BEGIN "
+        "IF length(NEW.result) > 1000 THEN "
+        "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1021; END IF; END",
+    ),
+}
+FULL["mariadb"] = FULL["mysql"]
+
+
+@asynccontextmanager
+async def full_disk(jobs: Jobs) -> AsyncIterator[None]:
+    """Leave the database room for small outcomes only."""
+    if jobs.backend_name == "sqlite":
+        with closing(sqlite3.connect(str(make_url(jobs.url).database))) as connection:
+            connection.execute("VACUUM")  # or there is room that earlier tests have left
+        pages = await jobs.do(lambda c, _: c.execute(text("PRAGMA page_count")).scalar_one())
+        limit = text(f"PRAGMA max_page_count = {pages + 5}")
+        await jobs.database.run(lambda c: c.execute(limit).close())
+        yield
+        await jobs.database.run(lambda c: c.execute(text("PRAGMA max_page_count = 100000")).close())
+        return
+    for statement in FULL[jobs.backend_name]:
+        await jobs.do(lambda c, _, statement=statement: c.exec_driver_sql(statement))  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        postgresql = jobs.backend_name == "postgresql"
+        drop = "DROP FUNCTION full_disk CASCADE" if postgresql else "DROP TRIGGER refuse"
+        await jobs.do(lambda c, _: c.exec_driver_sql(drop))
 
 
 def writer_of(jobs: Jobs) -> OutcomeWriter:
@@ -191,6 +230,23 @@ class TestWriter:
         assert not any(one.done() for one in told)
         await writer.write_once()
         assert await asyncio.gather(*told) == ["done", "done"]
+
+    async def test_a_full_disk_is_no_refusal(self, jobs: Jobs) -> None:
+        """Also while the database answers, and has room for what would be written instead."""
+        claimed = await jobs.leased()
+        writer = writer_of(jobs)
+        large = succeeded("x" * 500_000)
+        told = asyncio.ensure_future(writer.write(Finished(claimed.lease, large)))
+        await asyncio.sleep(0)
+        async with jobs.limited_time():
+            async with full_disk(jobs):
+                for _ in range(BREAKS + 1):
+                    with pytest.raises(DatabaseUnavailableError):
+                        await writer.write_once()
+                assert not told.done()
+            await writer.write_once()
+            assert await told == State.DONE
+        assert await jobs.state(claimed) == State.DONE
 
     async def test_an_outage_of_a_moment_is_no_refusal(
         self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch

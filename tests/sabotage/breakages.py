@@ -886,6 +886,13 @@ BREAKAGES: Final = (
         ("test_callers_refused.py::TestRefused::test_a_connection_without_transactions",),
     ),
     Breakage(
+        "a full disk is taken for a refusal of the outcome",
+        "writer.py",
+        "if isinstance(cause, DBAPIError) and not cause.connection_invalidated:",
+        "if False:",
+        ("test_writer.py::TestWriter::test_a_full_disk_is_no_refusal",),
+    ),
+    Breakage(
         "a pool with one connection for all tasks is taken",
         "backends/__init__.py",
         "    _require_shared_pool(engine)\n",
