@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
 
-from asyncjobq.backends.base import Lane, Take
+from asyncjobq.backends.base import Lane, LaneKey, LaneKind, Take
 from asyncjobq.lease import Claimed
-from asyncjobq.limit_rules import LimitRules
+from asyncjobq.limit_rules import LimitRules, Use
 from asyncjobq.limited import LimitedClaim
 from asyncjobq.limits import Capacity
 from asyncjobq.openings import Capacities, Openings
+from asyncjobq.ready import Skipped
+
+SKIPPED_KEYS: Final = 200
+"""Closed keys that one scan passes over as ranges."""
 
 
 class Limiter:
@@ -21,6 +26,7 @@ class Limiter:
         self._openings = Openings(pause)
         capacities = [limit for limit in rules.by_name.values() if isinstance(limit, Capacity)]
         self._capacities = Capacities(capacities, ring)
+        self._closed_keys: dict[LaneKey, tuple[Use, ...]] = {}
 
     @property
     def opens_in(self) -> float:
@@ -34,6 +40,17 @@ class Limiter:
     def open(self, lanes: Sequence[Lane]) -> list[Lane]:
         """Return the lanes of which a job may start, as far as this worker knows."""
         return [lane for lane in lanes if self._is_open(lane)]
+
+    def skipped(self, kinds: Iterable[LaneKind]) -> Skipped:
+        """Return which of these queues and types, and which keys in them, have no room now.
+
+        Keys that were met, and of those the last ones: of any other, its lanes are looked at.
+        """
+        closed = self._openings.closed
+        kept = {key: uses for key, uses in self._closed_keys.items() if closed(uses)}
+        self._closed_keys = kept
+        shut = frozenset(kind for kind in kinds if not self._has_room(self._unkeyed(kind)))
+        return Skipped(shut, frozenset(key for key in kept if key[:2] not in shut))
 
     def is_limited(self, lane: Lane) -> bool:
         """Tell whether the jobs of a lane have limits."""
@@ -71,4 +88,22 @@ class Limiter:
         if not self.is_limited(lane):
             return True
         uses = self.rules.uses(lane)
+        if self._has_room(uses):
+            return True
+        of_key = tuple(use for use in uses if use.limit.argument is not None)
+        if self._openings.closed(of_key):
+            self._note_closed((lane.queue, lane.type, lane.limit_key), of_key)
+        return False
+
+    def _has_room(self, uses: Collection[Use]) -> bool:
         return not self._openings.closed(uses) and self._capacities.room(uses) >= 1
+
+    def _unkeyed(self, kind: LaneKind) -> list[Use]:
+        """Return the limits that hold alike for all jobs of a queue and type."""
+        return [Use(limit, "") for limit in self.rules.of(*kind) if limit.key is None]
+
+    def _note_closed(self, key: LaneKey, uses: tuple[Use, ...]) -> None:
+        self._closed_keys.pop(key, None)
+        self._closed_keys[key] = uses
+        if len(self._closed_keys) > SKIPPED_KEYS:
+            del self._closed_keys[next(iter(self._closed_keys))]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
@@ -18,7 +19,7 @@ from sqlalchemy import (
     update,
 )
 
-from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, chunked
+from asyncjobq.backends.base import Backend, Lane, LaneKey, LaneKind, LanePage, LaneScan, chunked
 from asyncjobq.models import in_state
 from asyncjobq.pauses import NOTHING, Closed, not_paused
 from asyncjobq.states import Kind, State
@@ -43,21 +44,36 @@ def conditions(backend: Backend) -> list[ColumnElement[bool]]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What a scan passes over as a whole, because nothing of it can start now."""
+
+    kinds: frozenset[LaneKind] = frozenset()
+    keys: frozenset[LaneKey] = frozenset()
+
+
+SKIPPED_NOTHING: Final = Skipped()
+
+
 class LaneCursor:
     """Looks at a bounded number of lanes at a time, and at all of them in turn."""
 
     def __init__(self, queues: tuple[str, ...], types: tuple[str, ...], bound: int = 256) -> None:
-        self.queues = queues
-        self.types = types
+        self.kinds: tuple[LaneKind, ...] = tuple(
+            (queue, name) for queue in queues for name in types
+        )
+        """The queues and types whose lanes there may be."""
         self.bound = bound
+        self.resumed = False
+        """Whether the last scan began in the middle of a round."""
         self._closed = NOTHING
-        self._open = queues
-        self._after: dict[tuple[str, str], Lane] = {}
+        self._scanned = frozenset(self.kinds)
+        self._after: dict[LaneKind, Lane] = {}
 
     @property
     def cut(self) -> bool:
         """Whether the last scan ended at its bound, so that other lanes wait for the next."""
-        return any(queue in self._open for queue, _ in self._after)
+        return any(kind in self._scanned for kind in self._after)
 
     def close(self, closed: Closed) -> bool:
         """Leave out what is paused, from now on; tell whether anything was open or closed by it."""
@@ -67,25 +83,38 @@ class LaneCursor:
         return changed
 
     def scan_once(
-        self, connection: Connection, backend: Backend, queues: tuple[str, ...] | None = None
+        self,
+        connection: Connection,
+        backend: Backend,
+        queues: Collection[str] | None = None,
+        skipped: Skipped = SKIPPED_NOTHING,
     ) -> list[Lane]:
         """Return the next lanes of all queues or of these; none at the end of a round.
 
-        After that it begins again.
+        After that it begins again: for each queue and type where it was when it was last scanned,
+        so that one that opens for a moment at a time shows all of its groups in turn.
         """
-        wanted = self.queues if queues is None else queues
-        self._open = tuple(queue for queue in wanted if queue not in self._closed.queues)
-        types = tuple(name for name in self.types if name not in self._closed.types)
-        if not self._open or not types:
+        kinds = tuple(
+            (queue, name)
+            for queue, name in self.kinds
+            if (queues is None or queue in queues)
+            and queue not in self._closed.queues
+            and name not in self._closed.types
+            and (queue, name) not in skipped.kinds
+        )
+        self._scanned = frozenset(kinds)
+        self.resumed = self.cut
+        if not kinds:
             return []
-        after = tuple(lane for (queue, _), lane in self._after.items() if queue in self._open)
-        page = backend.lanes(connection, LaneScan(self._open, types, self.bound, after))
+        after = tuple(lane for kind, lane in self._after.items() if kind in self._scanned)
+        closed = frozenset(key for key in skipped.keys if key[:2] in self._scanned)
+        page = backend.lanes(connection, LaneScan(kinds, self.bound, after, closed))
         self._move_on(page)
         return page.lanes
 
     def _move_on(self, page: LanePage) -> None:
         if not page.cut or not page.lanes:
-            kept = {key: lane for key, lane in self._after.items() if key[0] not in self._open}
+            kept = {kind: lane for kind, lane in self._after.items() if kind not in self._scanned}
             self._after = kept
             return
         for lane in sorted(page.lanes, key=lambda lane: lane.place):

@@ -82,9 +82,11 @@ class Tick:
         if self._slots.free > 0:
             await self._limiter.ask()
         started = 0
-        in_the_middle = self._lanes.cut  # of a round that an earlier call began
+        in_the_middle: bool | None = None  # of a round that an earlier call began
         while self._slots.free > 0:
-            lanes = await self._database.read(self._scan)
+            lanes = await self._scan()
+            if in_the_middle is None:
+                in_the_middle = self._lanes.resumed
             free = self._slots.free
             claimed = await self._claim_from(lanes, free)
             started += claimed
@@ -97,10 +99,13 @@ class Tick:
                 break
         return started
 
-    def _scan(self, connection: Connection) -> list[Lane]:
-        free = self._slots.free_by_queue
-        queues = tuple(queue for queue, slots in free.items() if slots > 0)
-        return self._lanes.scan_once(connection, self._database.backend, queues)
+    async def _scan(self) -> list[Lane]:
+        free, backend = self._slots.free_by_queue, self._database.backend
+        queues = {queue for queue, slots in free.items() if slots > 0}
+        skipped = self._limiter.skipped(self._lanes.kinds)
+        return await self._database.read(
+            lambda c: self._lanes.scan_once(c, backend, queues, skipped)
+        )
 
     async def _claim_from(self, lanes: list[Lane], most: int) -> int:
         """Claim at most so many jobs from these lanes.

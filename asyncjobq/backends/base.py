@@ -70,17 +70,25 @@ class Take:
     count: int
 
 
+LaneKind = tuple[str, str]
+"""A queue and a type."""
+
+LaneKey = tuple[str, str, str]
+"""A queue, a type and a `limit_key`."""
+
+
 @dataclass(frozen=True)
 class LaneScan:
     """Which lanes to look for: those of these queues and types, about `bound` of them.
 
-    `after` holds the lanes at which an earlier scan was cut, one for each queue and type.
+    `after` holds the lanes at which an earlier scan was cut, one for each queue and type. Of the
+    keys that are `closed`, one lane at most is found: the others are passed over at once.
     """
 
-    queues: tuple[str, ...]
-    types: tuple[str, ...]
+    kinds: tuple[LaneKind, ...]
     bound: int
     after: tuple[Lane, ...] = ()
+    closed: frozenset[LaneKey] = frozenset()
 
 
 @dataclass(frozen=True)

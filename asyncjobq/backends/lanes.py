@@ -24,6 +24,11 @@ from sqlalchemy import (
 from asyncjobq.backends.base import Backend, Lane, LanePage, LaneScan, Take, chunked
 from asyncjobq.models import LANE, Tables
 
+LAST: Final = "\U0010ffff"
+"""Stands behind all group keys: a walk that goes on from there is at the next `limit_key`."""
+
+_BETWEEN: Final = "\x01"
+
 BATCH_ROWS: Final = 1000
 BATCH_BYTES: Final = 8_000_000
 
@@ -61,22 +66,38 @@ def _starts(scan: LaneScan) -> list[tuple[str, str, str, str]]:
     Keys have no NUL, so that nothing lies between a key and the same with "\\x01" behind it.
     """
     after = {
-        (lane.queue, lane.type): (*lane.place[:3], lane.group_key + "\x01") for lane in scan.after
+        (lane.queue, lane.type): (
+            *lane.place[:3],
+            LAST if lane.place[:3] in scan.closed else lane.group_key + "\x01",
+        )
+        for lane in scan.after
     }
-    pairs = ((queue, type_) for queue in scan.queues for type_ in scan.types)
-    return [after.get(pair, (*pair, "", "")) for pair in pairs]
+    return [after.get(kind, (*kind, "", "")) for kind in scan.kinds]
 
 
 def starts_as_arrays(scan: LaneScan) -> dict[str, Any]:
-    """Return the starts as one array for each column, and the bound."""
+    """Return the starts as one array for each column, the bound, and the marks of closed keys."""
     columns = zip(*_starts(scan), strict=True)
     arrays = {f"{name}_array": list(column) for name, column in zip(LANE, columns, strict=True)}
-    return {**arrays, "bound": scan.bound}
+    return {**arrays, "bound": scan.bound, **({"closed": _marks(scan)} if scan.closed else {})}
 
 
 def starts_as_json(scan: LaneScan) -> dict[str, Any]:
-    """Return the starts as JSON text, and the bound."""
-    return {"starts": json.dumps(_starts(scan)), "bound": scan.bound}
+    """Return the starts as JSON text, the bound, and the marks of closed keys as JSON text."""
+    closed = {"closed": json.dumps(_marks(scan))} if scan.closed else {}
+    return {"starts": json.dumps(_starts(scan)), "bound": scan.bound, **closed}
+
+
+def mark_of(lane: FromClause) -> ColumnElement[str]:
+    """Return an expression that names a lane's queue, type and key in one text."""
+    mark: ColumnElement[str] = lane.c.queue + _BETWEEN + lane.c.type + _BETWEEN
+    return mark + lane.c.limit_key
+
+
+def _marks(scan: LaneScan) -> list[str]:
+    """Return the texts of the closed keys, but those whose text might be another's too."""
+    named = (key for key in sorted(scan.closed) if _BETWEEN not in "".join(key))
+    return [_BETWEEN.join(key) for key in named]
 
 
 def first_candidates(

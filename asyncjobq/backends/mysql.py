@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
 from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
@@ -19,6 +21,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    false,
     func,
     insert,
     or_,
@@ -28,7 +31,16 @@ from sqlalchemy import (
 from sqlalchemy.dialects.mysql import insert as insert_or
 
 from asyncjobq.backends import lanes
-from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, chunked, rows_by_id
+from asyncjobq.backends.base import (
+    Backend,
+    Lane,
+    LaneKind,
+    LanePage,
+    LaneScan,
+    Take,
+    chunked,
+    rows_by_id,
+)
 from asyncjobq.backends.mysql_keys import MySQLKeys
 from asyncjobq.errors import SchemaError, UnsupportedDatabaseError
 from asyncjobq.models import LANE, in_state
@@ -92,7 +104,8 @@ class MySQLBackend(MySQLKeys):
         if not slice_.cut or len(slice_.lanes) >= scan.bound // 4:
             return slice_
         # A few lanes with many jobs each: jump from lane to lane.
-        rest = LaneScan(scan.queues, scan.types, scan.bound, (slice_.lanes[-1],))
+        after = {(lane.queue, lane.type): lane for lane in (*scan.after, *slice_.lanes)}
+        rest = replace(scan, after=tuple(after.values()))
         found = lanes.weighted(_loose(self.tables.jobs, rest), self.tables.groups)
         rows = connection.execute(found).all()
         return LanePage(slice_.lanes + lanes.page(rows, rest).lanes, len(rows) >= rest.bound)
@@ -106,7 +119,10 @@ class MySQLBackend(MySQLKeys):
         hint = f"FORCE INDEX ({self._ready_index})"
         query = select(*lanes.head_columns(jobs)).where(_in_range(jobs, scan))
         query = query.with_hint(jobs, hint).limit(scan.bound)
-        order = (*(jobs.c[name] for name in LANE), jobs.c.priority, jobs.c.id)
+        # MariaDB sorts the whole range if a column that has one value in it stands in the order.
+        queues, types = zip(*scan.kinds, strict=True)
+        fixed = {n for n, v in (("queue", queues), ("type", types)) if len(set(v)) == 1}
+        order = [jobs.c[name] for name in (*LANE, "priority", "id") if name not in fixed]
         found = lanes.weighted(query.order_by(*order), self.tables.groups)
         rows = connection.execute(found).all()
         return LanePage(lanes.page(rows, scan).lanes, len(rows) >= scan.bound)
@@ -264,22 +280,46 @@ def _ids_of(connection: Connection, count: int) -> range:
 
 
 def _in_range(jobs: Table, scan: LaneScan) -> ColumnElement[bool]:
-    """Return the range of the index that the scan covers, in the one form both servers seek."""
-    ready = in_state(jobs, State.READY)
-    if not scan.after:
-        return and_(ready, jobs.c.queue.in_(scan.queues), jobs.c.type.in_(scan.types))
-    last = max(scan.after, key=lambda lane: lane.place)
-    same_type = and_(jobs.c.queue == last.queue, jobs.c.type == last.type)
-    same_limit = and_(same_type, jobs.c.limit_key == last.limit_key)
-    branches = [
-        and_(same_limit, jobs.c.group_key > last.group_key),
-        and_(same_type, jobs.c.limit_key > last.limit_key),
+    """Return the ranges of the index that the scan covers, in a form which both servers seek."""
+    after = {(lane.queue, lane.type): lane for lane in scan.after}
+    closed: dict[LaneKind, list[str]] = {}
+    for queue, type_, limit_key in sorted(scan.closed):
+        closed.setdefault((queue, type_), []).append(limit_key)
+    in_part = {kind for kind in scan.kinds if kind in after or kind in closed}
+    ranges = _whole(jobs, [kind for kind in scan.kinds if kind not in in_part])
+    for kind in sorted(in_part):
+        ranges += _rest(jobs, kind, after.get(kind), closed.get(kind, []))
+    return and_(in_state(jobs, State.READY), or_(false(), *ranges))
+
+
+def _whole(jobs: Table, kinds: Sequence[LaneKind]) -> list[ColumnElement[bool]]:
+    """Return the ranges of queues and types, those together that have the same types."""
+    by_queue = {
+        queue: tuple(type_ for _, type_ in same)
+        for queue, same in groupby(sorted(kinds), key=lambda kind: kind[0])
+    }
+    by_types: dict[tuple[str, ...], list[str]] = {}
+    for queue, types in by_queue.items():
+        by_types.setdefault(types, []).append(queue)
+    return [
+        and_(jobs.c.queue.in_(queues), jobs.c.type.in_(types)) for types, queues in by_types.items()
     ]
-    if later := [name for name in scan.types if name > last.type]:
-        branches.append(and_(jobs.c.queue == last.queue, jobs.c.type.in_(later)))
-    if later := [name for name in scan.queues if name > last.queue]:
-        branches.append(and_(jobs.c.queue.in_(later), jobs.c.type.in_(scan.types)))
-    return and_(ready, or_(*branches))
+
+
+def _rest(
+    jobs: Table, kind: LaneKind, after: Lane | None, closed: Sequence[str]
+) -> list[ColumnElement[bool]]:
+    """Return the ranges of one queue and type after a lane and without keys that are closed."""
+    same = and_(jobs.c.queue == kind[0], jobs.c.type == kind[1])
+    ranges = []
+    if after is not None:
+        if after.limit_key not in closed:
+            here = and_(same, jobs.c.limit_key == after.limit_key)
+            ranges.append(and_(here, jobs.c.group_key > after.group_key))
+        closed = [key for key in closed if key > after.limit_key]
+        same = and_(same, jobs.c.limit_key > after.limit_key)
+    ranges.append(and_(same, jobs.c.limit_key.not_in(closed)) if closed else same)
+    return ranges
 
 
 def _loose(jobs: Table, scan: LaneScan) -> Select[Any]:

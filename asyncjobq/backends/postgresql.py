@@ -22,6 +22,7 @@ from sqlalchemy import (
     Text,
     any_,
     bindparam,
+    case,
     cast,
     func,
     insert,
@@ -110,7 +111,8 @@ class PostgreSQLBackend(Backend):
             )
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
-        rows = connection.execute(_lanes(self.tables), lanes.starts_as_arrays(scan)).all()
+        walk = _lanes(self.tables, skipping=bool(scan.closed))
+        rows = connection.execute(walk, lanes.starts_as_arrays(scan)).all()
         return lanes.page(rows, scan)
 
     def claim(
@@ -253,9 +255,13 @@ def channel_of_ends(tables: Tables) -> str:
 
 
 @lru_cache
-def _lanes(tables: Tables) -> Select[Any]:
-    """Walk the index of ready jobs from lane to lane, one look-up each; LIMIT ends the walk."""
+def _lanes(tables: Tables, *, skipping: bool) -> Select[Any]:
+    """Walk the index of ready jobs from lane to lane, one look-up each; LIMIT ends the walk.
+
+    With `skipping`, from a lane of a closed key to the next key.
+    """
     jobs = tables.jobs
+    closed = bindparam("closed", type_=ARRAY(Text))
     start = (
         func.unnest(*(cast(bindparam(f"{name}_array"), ARRAY(Text)) for name in LANE))
         .table_valued(*LANE)
@@ -264,13 +270,16 @@ def _lanes(tables: Tables) -> Select[Any]:
 
     def step(origin: Any, compare: Callable[[Any, Any], Any]) -> Select[Any]:
         here = tuple_(jobs.c.limit_key, jobs.c.group_key)
+        group = origin.c.group_key
+        if skipping:
+            group = case((lanes.mark_of(origin) == any_(closed), lanes.LAST), else_=group)
         head = (
             select(*lanes.head_columns(jobs))
             .where(
                 in_state(jobs, State.READY),
                 jobs.c.queue == origin.c.queue,
                 jobs.c.type == origin.c.type,
-                compare(here, tuple_(origin.c.limit_key, origin.c.group_key)),
+                compare(here, tuple_(origin.c.limit_key, group)),
             )
             .order_by(jobs.c.limit_key, jobs.c.group_key, jobs.c.priority, jobs.c.id)
             .limit(1)

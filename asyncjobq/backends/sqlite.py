@@ -15,10 +15,12 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    case,
     false,
     func,
     insert,
     literal,
+    null,
     select,
     text,
     update,
@@ -109,7 +111,8 @@ class SQLiteBackend(Backend):
         return query
 
     def lanes(self, connection: Connection, scan: LaneScan) -> LanePage:
-        rows = connection.execute(_lanes(self.tables), lanes.starts_as_json(scan)).all()
+        walk = _lanes(self.tables, skipping=bool(scan.closed))
+        rows = connection.execute(walk, lanes.starts_as_json(scan)).all()
         return lanes.page(rows, scan)
 
     def claim(
@@ -174,20 +177,25 @@ def _claim(
 
 
 @lru_cache
-def _lanes(tables: Tables) -> Select[Any]:
+def _lanes(tables: Tables, *, skipping: bool) -> Select[Any]:
     """Walk the index of ready jobs from lane to lane, each step two plain look-ups.
 
-    One comparison of (limit_key, group_key) would use its first half alone.
+    One comparison of (limit_key, group_key) would use its first half alone. With `skipping`, the
+    step from a lane of a closed key is the second alone.
     """
     pair = func.json_each(bindparam("starts")).table_valued("value", name="pair")
     start = select(
         *(func.json_extract(pair.c.value, f"$[{i}]").label(n) for i, n in enumerate(LANE))
     ).subquery("start")
+    closed = select(func.json_each(bindparam("closed")).table_valued("value", name="shut").c.value)
     jobs = tables.jobs
     columns = lanes.head_columns(jobs)
 
     def step(origin: Any, same: Callable[[Any, Any], Any]) -> Select[Any]:
-        first = func.coalesce(_next_group(tables, origin, same), _next_limit(tables, origin))
+        group = _next_group(tables, origin, same)
+        if skipping:
+            group = case((lanes.mark_of(origin).in_(closed), null()), else_=group)
+        first = func.coalesce(group, _next_limit(tables, origin))
         return select(*columns).select_from(origin).join(jobs, jobs.c.id == first)
 
     lane = step(start, operator.ge).cte("lane", recursive=True)
