@@ -47,7 +47,7 @@ def claim_limited_once(
     for take in takes:
         lane = take.lanes[0]
         if rules.has_keys_of(lane):
-            by_take[take] = _kept(rules.uses(lane))
+            by_take[take] = kept_uses(rules.uses(lane))
         else:
             result.rekeyed |= _rekey(connection, backend, lane, rules)
     permits = open_permits(connection, backend, {use for uses in by_take.values() for use in uses})
@@ -69,7 +69,7 @@ def claim_limited_once(
     return result
 
 
-def _kept(uses: Sequence[Use]) -> list[Use]:
+def kept_uses(uses: Sequence[Use]) -> list[Use]:
     """Return the limits that are kept in the database."""
     return [use for use in uses if not isinstance(use.limit, Capacity)]
 

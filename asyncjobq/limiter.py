@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from asyncjobq.backends.base import Lane, LaneKey, LaneKind, Take
+from sqlalchemy import Connection
+
+from asyncjobq.backends.base import Backend, Lane, LaneKey, LaneKind, Take
 from asyncjobq.lease import Claimed
-from asyncjobq.limit_rules import LimitRules, Use
-from asyncjobq.limited import LimitedClaim
-from asyncjobq.limits import Capacity
+from asyncjobq.limit_rules import LimitRules, Place, Use
+from asyncjobq.limited import kept_uses
+from asyncjobq.limits import GROUP, Capacity
 from asyncjobq.openings import Capacities, Openings
+from asyncjobq.permits import places_without_room
 from asyncjobq.ready import Skipped
+
+HELD: Final = 20_000
+"""Limits without room whose lanes are remembered."""
+
+LanePlace = tuple[str, str, str, str]
 
 SKIPPED_KEYS: Final = 200
 """Closed keys that one scan passes over as ranges."""
@@ -27,6 +35,7 @@ class Limiter:
         capacities = [limit for limit in rules.by_name.values() if isinstance(limit, Capacity)]
         self._capacities = Capacities(capacities, ring)
         self._closed_keys: dict[LaneKey, tuple[Use, ...]] = {}
+        self._held: dict[Place, dict[LanePlace, Lane]] = {}
 
     @property
     def opens_in(self) -> float:
@@ -52,6 +61,11 @@ class Limiter:
         shut = frozenset(kind for kind in kinds if not self._has_room(self._unkeyed(kind)))
         return Skipped(shut, frozenset(key for key in kept if key[:2] not in shut))
 
+    def take_reopened(self) -> list[Lane]:
+        """Return lanes that were closed each by a limit of its own, and may be open now."""
+        places = self._openings.take_reopened()
+        return [lane for place in places for lane in self._held.pop(place, {}).values()]
+
     def is_limited(self, lane: Lane) -> bool:
         """Tell whether the jobs of a lane have limits."""
         return bool(self.rules.of(lane.queue, lane.type))
@@ -68,9 +82,21 @@ class Limiter:
                 limited.append(Take(take.lanes, count))
         return plain, [take for take in limited if take.count > 0]
 
-    def note(self, claim: LimitedClaim) -> None:
-        """Take over what a claim has found."""
-        self._openings.note(claim.waits)
+    def note(self, waits: Mapping[Place, float | None]) -> None:
+        """Take over which limits have no room."""
+        self._openings.note(waits)
+
+    def look_once(
+        self, connection: Connection, backend: Backend, lanes: Sequence[Lane]
+    ) -> dict[Place, float | None]:
+        """Return which limits of these lanes have no room, without locking them."""
+        uses = {
+            use
+            for lane in lanes
+            if self.is_limited(lane) and self.rules.has_keys_of(lane)
+            for use in kept_uses(self.rules.uses(lane))
+        }
+        return places_without_room(connection, backend, uses)
 
     def ended(self, job: Claimed) -> None:
         """Note that a job has ended here, which may have made room."""
@@ -93,7 +119,15 @@ class Limiter:
         of_key = tuple(use for use in uses if use.limit.argument is not None)
         if self._openings.closed(of_key):
             self._note_closed((lane.queue, lane.type, lane.limit_key), of_key)
+        for use in uses:
+            if use.limit.key == GROUP and self._openings.closed([use]):
+                self._hold(lane, use.place)
         return False
+
+    def _hold(self, lane: Lane, place: Place) -> None:
+        self._held.setdefault(place, {})[lane.place] = lane
+        if len(self._held) > HELD:
+            del self._held[next(iter(self._held))]
 
     def _has_room(self, uses: Collection[Use]) -> bool:
         return not self._openings.closed(uses) and self._capacities.room(uses) >= 1

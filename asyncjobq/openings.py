@@ -26,6 +26,13 @@ class Openings:
         self._pause = pause
         self._until: dict[Place, float] = {}
         self._untold: set[Place] = set()
+        self._reopened: list[Place] = []
+
+    def take_reopened(self) -> list[Place]:
+        """Return the limits that may have room again, since the last call."""
+        self._reopen_past()
+        reopened, self._reopened = self._reopened, []
+        return reopened
 
     def note(self, waits: Mapping[Place, float | None]) -> None:
         """Take over what a claim has found."""
@@ -52,10 +59,13 @@ class Openings:
     @property
     def next(self) -> float:
         """Seconds until the first of them may open by itself."""
+        self._reopen_past()
+        return max(0.0, min(self._until.values(), default=inf) - monotonic())
+
+    def _reopen_past(self) -> None:
         now = monotonic()
         for place in [place for place, until in self._until.items() if until <= now]:
             self._reopen(place)
-        return min((until - now for until in self._until.values()), default=inf)
 
     def _is_closed(self, place: Place) -> bool:
         until = self._until.get(place)
@@ -63,7 +73,8 @@ class Openings:
 
     def _reopen(self, place: Place) -> None:
         self._untold.discard(place)
-        self._until.pop(place, None)
+        if self._until.pop(place, None) is not None:
+            self._reopened.append(place)
 
 
 class Capacities:

@@ -14,7 +14,7 @@ from datetime import datetime
 from math import inf
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, or_, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, delete, func, or_, select, update
 
 from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.limit_rules import Place, Use
@@ -91,6 +91,31 @@ def open_permits(
     )
 
 
+def places_without_room(
+    connection: Connection, backend: Backend, uses: Collection[Use]
+) -> dict[Place, float | None]:
+    """Return which of these limits have no room, and the seconds until they may have some.
+
+    Locks nothing, and so is no permit to start a job that it does not name.
+    """
+    kept = {use.place: use.limit for use in uses}
+    known = _rows(connection, backend, kept)
+    now = backend.read_clock(connection)
+    counted = [known[place].id for place, limit in kept.items() if _counts(limit, place, known)]
+    live = live_permits(connection, backend, counted) if counted else Counter[int]()
+    waits: dict[Place, float | None] = {}
+    for place in kept.keys() & known.keys():
+        row, limit = known[place], as_set(kept[place], known.get((place[0], "")))
+        meter = meter_of(limit, Level(row.level, row.moment), live[row.id], now)
+        if meter.room() <= 0:
+            waits[place] = meter.wait()
+    return waits
+
+
+def _counts(limit: Limit, place: Place, known: Mapping[Place, Any]) -> bool:
+    return isinstance(limit, Concurrency) and place in known
+
+
 def make_rows(connection: Connection, backend: Backend, places: Collection[Place]) -> None:
     """Make the rows of limits that have none.
 
@@ -137,21 +162,39 @@ def as_set(limit: Limit, row: Any) -> Any:
 
 def _rows(connection: Connection, backend: Backend, places: Collection[Place]) -> dict[Place, Any]:
     """Read the rows of these limits, and those that hold what was set at runtime."""
+    values: dict[str, set[str]] = {}
+    for name, value in places:
+        values.setdefault(name, {""}).add(value)
+    if not values:
+        return {}
+    parameters: dict[str, Any] = {}
+    for number, name in enumerate(sorted(values)):
+        parameters |= {f"name_{number}": name, f"values_{number}": sorted(values[name])}
+    rows = connection.execute(backend.built(_rows_of, len(values)), parameters)
+    return {(row.name, row.value): row for row in rows}
+
+
+def _rows_of(backend: Backend, names: int) -> Select[Any]:
     limits = backend.tables.limits
-    wanted = sorted({*places, *((name, "") for name, _ in places)})
-    found: dict[Place, Any] = {}
-    for chunk in chunked(wanted, 200):
-        here = or_(*(and_(limits.c.name == name, limits.c.value == value) for name, value in chunk))
-        for row in connection.execute(select(limits).where(here)):
-            found[row.name, row.value] = row
-    return found
+    of_name = (
+        and_(
+            limits.c.name == bindparam(f"name_{number}"),
+            backend.among(limits.c.value, f"values_{number}"),
+        )
+        for number in range(names)
+    )
+    return select(limits).where(or_(*of_name))
 
 
-def live_permits(connection: Connection, backend: Backend) -> Counter[int]:
-    """Count the permits whose leases stand, by the id of the limit's row."""
+def live_permits(
+    connection: Connection, backend: Backend, ids: Collection[int] | None = None
+) -> Counter[int]:
+    """Count the permits whose leases stand, by the id of the limit's row, of all or of these."""
     permits, jobs = backend.tables.permits, backend.tables.jobs
     same_lease = and_(jobs.c.id == permits.c.job_id, jobs.c.lease_token == permits.c.token)
     query = select(permits.c.limit_id, func.count().label("live")).join(jobs, same_lease)
+    if ids is not None:
+        query = query.where(permits.c.limit_id.in_(ids))
     rows = connection.execute(query.where(jobs.c.in_flight).group_by(permits.c.limit_id))
     return Counter({row.limit_id: row.live for row in rows})
 

@@ -51,6 +51,12 @@ class Skipped:
     kinds: frozenset[LaneKind] = frozenset()
     keys: frozenset[LaneKey] = frozenset()
 
+    def closes(self, now: Skipped) -> bool:
+        """Tell whether nothing of this has opened since."""
+        return self.kinds <= now.kinds and all(
+            key in now.keys or key[:2] in now.kinds for key in self.keys
+        )
+
 
 SKIPPED_NOTHING: Final = Skipped()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 
 from sqlalchemy import Connection
@@ -21,8 +22,16 @@ from asyncjobq.options import UNSET
 from asyncjobq.outbox import Outbox
 from asyncjobq.pauses import NOTHING, closed_lanes
 from asyncjobq.permits import make_rows
-from asyncjobq.ready import Chores, LaneCursor, any_open, look_once, promote_once
+from asyncjobq.ready import (
+    SKIPPED_NOTHING,
+    Chores,
+    LaneCursor,
+    any_open,
+    look_once,
+    promote_once,
+)
 from asyncjobq.reclaiming import Reclaiming
+from asyncjobq.rounds import Rounds
 from asyncjobq.settings import Settings
 from asyncjobq.settle import Settled, Sweep
 from asyncjobq.slots import Slots
@@ -64,10 +73,12 @@ class Tick:
         self._slots = slots
         self._outbox = outbox
         self._limiter = limiter
-        self._again = False
+        self._again = self._rekeyed = False
         self._emitter = Emitter(subscribers, settings.worker_id)
         self.firing.on_enqueue = self._emitter.enqueued
         self._lanes = LaneCursor(tuple(settings.queues), handlers.types)
+        self._skipped = SKIPPED_NOTHING
+        self.rounds = Rounds(settings.poll_interval)
         self._defaults = _defaults(handlers, settings)
 
     # -- scan, rank, lease ----------------------------------------------------------------------
@@ -76,33 +87,37 @@ class Tick:
         """Fill the free slots as far as there are jobs; returns how many were started.
 
         It leaves off once the chores are due, and says so in `interrupted`: where jobs end as fast
-        as they are claimed, slots are free for ever.
+        as they are claimed, slots are free for ever, and a round over many lanes may be long.
         """
         self.interrupted = False
         if self._slots.free > 0:
             await self._limiter.ask()
+            reopened = self._limiter.take_reopened()
+            skipped = self._limiter.skipped(self._lanes.kinds)
+            if self.rounds.rests and self._skipped.closes(skipped):
+                started = await self._claim_from(reopened, self._slots.free)
+                if self._slots.free == 0:
+                    self.rounds.full()
+                return started
         started = 0
-        in_the_middle: bool | None = None  # of a round that an earlier call began
         while self._slots.free > 0:
-            lanes = await self._scan()
-            if in_the_middle is None:
-                in_the_middle = self._lanes.resumed
-            free = self._slots.free
+            lanes, free = await self._scan(), self._slots.free
             claimed = await self._claim_from(lanes, free)
             started += claimed
-            if not (self._lanes.cut or self._again or claimed >= free):
-                if not in_the_middle:
-                    break
-                in_the_middle = False
+            self.rounds.page(claimed, resumed=self._lanes.resumed, rekeyed=self._rekeyed)
+            more = self._lanes.cut or self._again or claimed >= free
+            if not more and self.rounds.last_page():
+                return started
             if self._slots.free > 0 and monotonic() >= self.chores_at:
                 self.interrupted = True
-                break
+                return started
+        self.rounds.full()
         return started
 
     async def _scan(self) -> list[Lane]:
         free, backend = self._slots.free_by_queue, self._database.backend
         queues = {queue for queue, slots in free.items() if slots > 0}
-        skipped = self._limiter.skipped(self._lanes.kinds)
+        skipped = self._skipped = self._limiter.skipped(self._lanes.kinds)
         return await self._database.read(
             lambda c: self._lanes.scan_once(c, backend, queues, skipped)
         )
@@ -113,33 +128,45 @@ class Tick:
         Slots that are freed meanwhile wait for the next scan: it may show other groups, which must
         have their turn.
         """
-        total, self._again = 0, False
+        total, looked = 0, False
+        self._again = self._rekeyed = False
         while (lanes := self._limiter.open(lanes)) and total < most:
             takes = self._share.allocate(
                 lanes, self._slots.free_by_queue, most - total, self._limiter.is_limited
             )
             if not takes:
                 break
-            claimed = await self._claim(takes)
-            total += len(claimed)
-            lanes = _not_exhausted(lanes, takes, claimed)
+            claim = await self._claim(takes)
+            total += len(claim.claimed)
+            self._rekeyed |= claim.rekeyed
+            if not claim.missing:  # or they were not tried
+                lanes = _not_exhausted(lanes, takes, claim.claimed)
+            if claim.waits and not looked:
+                looked = True
+                await self._look(lanes)
         return total
 
-    async def _claim(self, takes: list[Take]) -> list[Claimed]:
+    async def _look(self, lanes: list[Lane]) -> None:
+        """Learn which limits of many lanes are closed; to try each would be a claim for a few."""
+        limited = [lane for lane in self._limiter.open(lanes) if self._limiter.is_limited(lane)]
+        if len(limited) > self._slots.free:
+            look = partial(self._limiter.look_once, backend=self._database.backend, lanes=limited)
+            self._limiter.note(await self._database.read(look))
+
+    async def _claim(self, takes: list[Take]) -> LimitedClaim:
         leased_at = monotonic()
         plain, limited = self._limiter.parted(takes)
         claim = await self._database.run(lambda c: self._claim_in(c, plain, limited))
         weights = {lane.group_key: lane.head_weight for take in takes for lane in take.lanes}
         for job in claim.claimed:
             self._start(job, leased_at, weights.get(job.group_key))
-        self._limiter.note(claim)
+        self._limiter.note(claim.waits)
         # A limit that cut a group's claim short says nothing of the group's other lanes.
-        self._again |= claim.rekeyed or bool(limited and claim.claimed)
+        self._again |= bool(limited and claim.claimed)
         if claim.missing:
             backend, missing = self._database.backend, claim.missing
             await self._database.run(lambda c: make_rows(c, backend, missing))
-            self._again = True
-        return claim.claimed
+        return claim
 
     def _start(self, job: Claimed, leased_at: float, weight: float | None) -> None:
         try:
@@ -195,6 +222,7 @@ class Tick:
             pause = min(pause, chores.next_fire)
         if moved:  # there may be more, or the next due time soon
             pause = 0.0
+            self.rounds.wake()
         self.chores_at = min(monotonic() + pause, self._expected)
         return moved
 
@@ -208,6 +236,8 @@ class Tick:
     def note_settled(self, settled: Settled) -> None:
         """Take note of what a settling in this process has ended and let go."""
         self._note_ends(settled.ended)
+        if settled.promoted:
+            self.rounds.wake()
         if settled.scheduled or settled.asked:  # those that run here are told by the chores
             self.expect_due(0.0)
 

@@ -195,6 +195,7 @@ class Worker:
             await self._rest()
         if self._wake.take_news():
             self._tick.chores_at = 0.0
+            self._tick.rounds.wake()
             self._limiter.told()
 
     async def _rest(self) -> None:
@@ -205,7 +206,8 @@ class Worker:
             self.stop()
             return
         due = max(0.0, self._tick.chores_at - monotonic())
-        await self._wake.sleep(min(self.settings.poll_interval, due, self._limiter.opens_in))
+        opens = min(self._limiter.opens_in, self._tick.rounds.next)
+        await self._wake.sleep(min(self.settings.poll_interval, due, opens))
 
     async def _is_idle(self) -> bool:
         return await self._tick.is_idle(scheduled=self._waits_for_scheduled)
