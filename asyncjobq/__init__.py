@@ -44,7 +44,7 @@ from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.injection import inject
 from asyncjobq.job import Job, Node, Upstream, after
-from asyncjobq.limit_control import LimitState
+from asyncjobq.limit_states import LimitState
 from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
@@ -54,6 +54,7 @@ from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.schedules import Schedule
 from asyncjobq.states import Kind, State
+from asyncjobq.statistics import KindStats, Stats
 from asyncjobq.workflow import Container, Workflow
 
 metadata = JobRow.metadata
@@ -97,6 +98,7 @@ __all__ = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "KindStats",
     "LeaseLostError",
     "Limit",
     "LimitState",
@@ -117,6 +119,7 @@ __all__ = [
     "Snooze",
     "StaleSnapshotError",
     "State",
+    "Stats",
     "StoredResultError",
     "UniqueConflictError",
     "UnknownUpstreamError",

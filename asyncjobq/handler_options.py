@@ -29,17 +29,23 @@ class HandlerOptions:
     fail_on: Any = ()
     queue: str | None = None
     limits: tuple[Limit, ...] = ()
+    cost: float = 1.0
     aliases: tuple[str, ...] = ()
     rules: RetryRules = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_attempts is None:
             raise HandlerError("max_attempts must be an int of at least 1, not None.")
+        if self.cost is None:
+            raise HandlerError("cost must be a number of at least 0, not None.")
         rules = RetryRules(self.retry, self.retry_on, self.fail_on)
         object.__setattr__(self, "rules", rules)
         try:
             checked = JobOptions(
-                timeout=self.timeout, max_attempts=self.max_attempts, queue=self.queue
+                timeout=self.timeout,
+                max_attempts=self.max_attempts,
+                queue=self.queue,
+                cost=self.cost,
             )
         except AsyncJobQError as error:
             raise HandlerError(str(error)) from error

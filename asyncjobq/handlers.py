@@ -196,6 +196,7 @@ class Handlers(Declarations):
         fail_on: ErrorTypes = ...,
         queue: str | None = ...,
         limits: Iterable[Limit] = ...,
+        cost: float = ...,
         aliases: Iterable[str] = ...,
     ) -> Callable[[F], Handler[F]]: ...
     def handler(self, given: Any = None, /, **options: Any) -> Any:

@@ -34,7 +34,7 @@ class Job(Generic[R]):
     weight: float = 1.0
     priority: int = DEFAULT_PRIORITY
     limit_key: str = ""
-    cost: float = 1.0
+    cost: float | None = None
     run_after: datetime | None = None
     timeout: float | None = None
     max_attempts: int | None = None

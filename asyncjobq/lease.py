@@ -94,6 +94,7 @@ class Defaults:
 
     max_attempts: Mapping[str, int]
     timeout: Mapping[str, float]
+    cost: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})
 
     def __hash__(self) -> int:
         """Equal ones share the statements that are built for them."""
@@ -148,6 +149,7 @@ def _claim_values(backend: Backend, owner: str, ttl: float, defaults: Defaults) 
         "attempt": jobs.c.attempt + 1,
         "max_attempts": _filled_in(jobs.c.max_attempts, jobs.c.type, defaults.max_attempts),
         "timeout": _filled_in(jobs.c.timeout, jobs.c.type, defaults.timeout),
+        "cost": _filled_in(jobs.c.cost, jobs.c.type, defaults.cost),
         "started_at": backend.now(),
         "updated_at": backend.now(),
         "unique_held": case(

@@ -1,40 +1,19 @@
-"""What people change at runtime: limits and the weights of groups, and what they see of them."""
+"""What people change at runtime: limits and the weights of groups."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from asyncjobq.backends.base import Backend
 from asyncjobq.errors import ConfigurationError, LeaseLostError
 from asyncjobq.lease import Lease
-from asyncjobq.limit_rules import LimitRules, Place
+from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
-from asyncjobq.meters import BudgetMeter, Level, meter_of
-from asyncjobq.models import LANE, in_state
-from asyncjobq.permits import as_set, live_permits, open_permits, save_level
-from asyncjobq.states import State
-
-
-@dataclass(frozen=True)
-class LimitState:
-    """One limit as it is now, for one value of its key ("" where it has none)."""
-
-    name: str
-    value: str
-    kind: str
-    amount: float
-    """What is allowed: jobs at a time, starts per `per`, or cost per `per`."""
-    per: float | None
-    """Seconds."""
-    used: float
-    """Jobs that run, starts that the bucket has not regained, or cost spent in this window."""
-    waiting: int
-    """Ready jobs that have this limit."""
+from asyncjobq.meters import BudgetMeter
+from asyncjobq.models import LANE
+from asyncjobq.permits import open_permits, save_level
 
 
 def set_limit(
@@ -113,57 +92,9 @@ def correct_cost(
             save_level(connection, backend, permits.rows[place], meter.level(row.started_at))
 
 
-def limit_states(connection: Connection, backend: Backend, rules: LimitRules) -> list[LimitState]:
-    """Return the limits that were used or that jobs wait for, by name and value."""
-    limits = backend.tables.limits
-    rows = {(row.name, row.value): row for row in connection.execute(select(limits))}
-    live, waiting = live_permits(connection, backend), _waiting(connection, backend, rules)
-    now = backend.read_clock(connection)
-    found: list[LimitState] = []
-    for place in sorted({*rows, *waiting}):
-        limit = rules.by_name.get(place[0])
-        if limit is None or (limit.key is not None and not place[1] and not waiting[place]):
-            continue  # only holds what was set at runtime, or its limit is unknown here
-        row = rows.get(place)
-        chosen = as_set(limit, rows.get((place[0], "")))
-        level = Level() if row is None else Level(row.level, row.moment)
-        running = 0 if row is None else live[row.id]
-        used = meter_of(chosen, level, running, now).used
-        found.append(
-            LimitState(*place, _kind(limit), _amount(chosen), _per(chosen), used, waiting[place])
-        )
-    return found
-
-
-def _waiting(connection: Connection, backend: Backend, rules: LimitRules) -> Counter[Place]:
-    """Count the ready jobs that have each limit."""
-    jobs = backend.tables.jobs
-    lanes = [jobs.c[name] for name in LANE]
-    query = select(*lanes, func.count().label("jobs")).where(in_state(jobs, State.READY))
-    waiting: Counter[Place] = Counter()
-    rows: Sequence[Any] = connection.execute(query.group_by(*lanes)).all()
-    for row in rows:
-        for use in rules.uses(row):
-            if not isinstance(use.limit, Capacity):
-                waiting[use.place] += row.jobs
-    return waiting
-
-
 def _row_of(connection: Connection, backend: Backend, name: str) -> int:
     """Return the id of the row that holds what was set for a limit, making it if need be."""
     limits = backend.tables.limits
     backend.insert_if_absent(connection, limits, [{"name": name, "value": ""}])
     query = select(limits.c.id).where(limits.c.name == name, limits.c.value == "")
     return int(connection.execute(query).scalar_one())
-
-
-def _kind(limit: Limit) -> str:
-    return {Concurrency: "concurrency", RateLimit: "rate", Budget: "budget"}[type(limit)]
-
-
-def _amount(limit: Limit) -> float:
-    return limit.most if isinstance(limit, Concurrency) else limit.amount  # type: ignore[attr-defined]
-
-
-def _per(limit: Limit) -> float | None:
-    return getattr(limit, "per", None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+from asyncjobq import codec
 from asyncjobq.errors import ConfigurationError
 from asyncjobq.handlers import AnyHandler, Handlers
 from asyncjobq.limits import GROUP, Limit, check_fits, joined, parted
@@ -84,6 +85,11 @@ class LimitRules:
         values = parted(job.limit_key)
         return tuple(Use(limit, _value(limit, job, values)) for limit in limits)
 
+    def cost_of(self, type_name: str) -> float:
+        """Return what the jobs of a type cost that do not say so themselves."""
+        handler = self._handlers.find(type_name)
+        return 1.0 if handler is None else handler.options.cost
+
     def key_of(self, queue: str, type_name: str, args: Mapping[str, Any]) -> str:
         """Return what a job's `limit_key` is to be."""
         limits = self.of(queue, type_name)
@@ -92,6 +98,13 @@ class LimitRules:
         handler = self._handlers[type_name]
         names = {limit.argument for limit in limits if limit.argument is not None}
         return joined({name: handler.argument_as_text(name, args) for name in names})
+
+    def stored_key_of(self, queue: str, type_name: str, args: str) -> str:
+        """Return what a job's `limit_key` is to be whose arguments are at hand as JSON text."""
+        try:
+            return self.key_of(queue, type_name, codec.decode(args))
+        except (ValueError, AttributeError):  # it fails when it is run, and says why
+            return self.key_of(queue, type_name, {})
 
     def has_keys_of(self, job: Placed) -> bool:
         """Tell whether a job's `limit_key` names the arguments that its limits are keyed by."""

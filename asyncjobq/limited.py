@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, update
 
-from asyncjobq import codec, ready
+from asyncjobq import ready
 from asyncjobq.backends.base import Backend, Lane, Take
 from asyncjobq.lease import Claimed, Defaults, claim_columns, claim_values, claimed_from
 from asyncjobq.limit_rules import LimitRules, Place, Use
@@ -104,16 +104,18 @@ def _pick(
         for row in backend.lock_rows(connection, candidates, columns, *conditions, ending=True)
     }
     wrong: dict[int, str] = {}
+    usual = rules.cost_of(take.lanes[0].type)
     for row in (locked[job_id] for job_id in candidates if job_id in locked):
+        cost = usual if row.cost is None else row.cost
         if len(picked.ids) >= most:
             break
         key = _key(row, take.lanes[0], rules) if keyed else take.lanes[0].limit_key
         if key != take.lanes[0].limit_key:
             wrong[row.id] = key
-        elif permits.admit(uses, row.cost, row.id, row.lease_token + 1):
+        elif permits.admit(uses, cost, row.id, row.lease_token + 1):
             picked.ids.append(row.id)
         else:  # the first in line waits, and nothing passes it
-            picked.waits = permits.waits_for(uses, row.cost)
+            picked.waits = permits.waits_for(uses, cost)
             break
     picked.rekeyed = _write_keys(connection, backend, wrong)
     return picked
@@ -140,7 +142,4 @@ def _write_keys(connection: Connection, backend: Backend, keys: Mapping[int, str
 
 
 def _key(row: Any, lane: Lane, rules: LimitRules) -> str:
-    try:
-        return rules.key_of(lane.queue, lane.type, codec.decode(row.args))
-    except (ValueError, AttributeError):  # it fails when it is run, and says why
-        return rules.key_of(lane.queue, lane.type, {})
+    return rules.stored_key_of(lane.queue, lane.type, row.args)

@@ -82,9 +82,9 @@ class JobColumns:
     weight: Mapped[float] = mapped_column(Double, server_default="1")
     priority: Mapped[int] = mapped_column(Integer, server_default=str(DEFAULT_PRIORITY))
     limit_key: Mapped[str] = mapped_column(Key(128), server_default="")
-    cost: Mapped[float] = mapped_column(Double, server_default="1")
     run_after: Mapped[datetime | None] = mapped_column(UtcDateTime)
     # NULL: the handler's, filled in by the claim. A timeout of 0 means none.
+    cost: Mapped[float | None] = mapped_column(Double)
     timeout: Mapped[float | None] = mapped_column(Double)
     max_attempts: Mapped[int | None] = mapped_column(Integer)
     attempt: Mapped[int] = mapped_column(Integer, server_default="0")

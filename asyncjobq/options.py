@@ -64,7 +64,7 @@ class JobOptions:
     max_attempts: int | None = None
     parent: JobRef | None = None
     depends_on: Iterable[JobRef | Upstream] = ()
-    cost: float = 1.0
+    cost: float | None = None
     meta: Mapping[str, Any] | None = None
     unique_key: str | None = None
     unique_while: str = UniqueWhile.LIVE
@@ -78,7 +78,8 @@ class JobOptions:
             raise InvalidJobError("queue must not be empty.")
         # Shares that differ by more would be lost in the rounding of virtual times.
         check_number("weight", self.weight, low=1e-3, high=1e6)
-        check_number("cost", self.cost, low=0)
+        if self.cost is not None:
+            check_number("cost", self.cost, low=0)
         _check_integer("priority", self.priority, low=-(2**31))
         if self.max_attempts is not None:
             _check_integer("max_attempts", self.max_attempts, low=1)
@@ -282,7 +283,7 @@ class JobOptionArgs(TypedDict, total=False):
     max_attempts: int | None
     parent: JobRef | None
     depends_on: Iterable[JobRef | Upstream]
-    cost: float
+    cost: float | None
     meta: Mapping[str, Any] | None
     unique_key: str | None
     unique_while: str

@@ -75,7 +75,7 @@ def open_permits(
     has no row yet.
     """
     kept = {use.place: use.limit for use in uses}
-    known = _rows(connection, backend, kept)
+    known = limit_rows(connection, backend, kept)
     ids = {known[place].id: place for place in kept if place in known}
     locked = _locked(connection, backend, sorted(ids), wait=wait)
     now = backend.read_clock(connection)
@@ -99,7 +99,7 @@ def places_without_room(
     Locks nothing, and so is no permit to start a job that it does not name.
     """
     kept = {use.place: use.limit for use in uses}
-    known = _rows(connection, backend, kept)
+    known = limit_rows(connection, backend, kept)
     now = backend.read_clock(connection)
     counted = [known[place].id for place, limit in kept.items() if _counts(limit, place, known)]
     live = live_permits(connection, backend, counted) if counted else Counter[int]()
@@ -160,7 +160,9 @@ def as_set(limit: Limit, row: Any) -> Any:
     return replace(limit, amount=row.amount, **chosen)  # type: ignore[call-arg]
 
 
-def _rows(connection: Connection, backend: Backend, places: Collection[Place]) -> dict[Place, Any]:
+def limit_rows(
+    connection: Connection, backend: Backend, places: Collection[Place]
+) -> dict[Place, Any]:
     """Read the rows of these limits, and those that hold what was set at runtime."""
     values: dict[str, set[str]] = {}
     for name, value in places:

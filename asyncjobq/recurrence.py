@@ -43,7 +43,7 @@ class RecurringArgs(TypedDict, total=False):
     priority: int
     timeout: float | timedelta | None
     max_attempts: int | None
-    cost: float
+    cost: float | None
     meta: Mapping[str, Any] | None
 
 

@@ -65,7 +65,7 @@ class Rounds:
         now = monotonic()
         if self._begun is not None and self._pages > LONG and not self._started:
             self._over_at, self._took = now, now - self._begun
-            self._rests_until = now + max(self._pause, self._took)
+            self._rests_until = now + (self._took if self._news else max(self._pause, self._took))
         self._begun = None
         return True
 

@@ -30,7 +30,7 @@ def row_of(batch: Batch, draft: Draft, now: datetime) -> dict[str, Any]:
         "weight": float(chosen.weight),
         "priority": chosen.priority,
         "limit_key": draft.spec.limit_key,
-        "cost": float(chosen.cost),
+        "cost": None if chosen.cost is None else float(chosen.cost),
         "run_after": run_after,
         "timeout": None if chosen.timeout is UNSET else chosen.timeout,
         "max_attempts": chosen.max_attempts,

@@ -280,6 +280,7 @@ def _defaults(handlers: Handlers, settings: Settings) -> Defaults:
     return Defaults(
         max_attempts={name: found.options.max_attempts for name, found in known.items()},
         timeout={name: _timeout(found, settings) for name, found in known.items()},
+        cost={name: found.options.cost for name, found in known.items()} or {"": 1.0},
     )
 
 

@@ -45,6 +45,7 @@ NAMES = [
     "JobRow",
     "JobSpec",
     "Kind",
+    "KindStats",
     "LeaseLostError",
     "Limit",
     "LimitState",
@@ -65,6 +66,7 @@ NAMES = [
     "Snooze",
     "StaleSnapshotError",
     "State",
+    "Stats",
     "StoredResultError",
     "UniqueConflictError",
     "UnknownUpstreamError",
@@ -183,7 +185,10 @@ SCHEDULER = {
         "session: 'AsyncCaller | None' = None) -> 'int'"
     ),
     "clear_limit": "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None) -> 'None'",
-    "limits": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[LimitState]'",
+    "limits": (
+        "(self, job: 'JobRef | None' = None, /, *, most: 'int' = 10000, "
+        "session: 'AsyncCaller | None' = None) -> 'list[LimitState]'"
+    ),
     "set_limit": (
         "(self, name: 'str', amount: 'float', /, *, per: 'float | timedelta | None' = None, "
         "burst: 'int | None' = None, session: 'AsyncCaller | None' = None) -> 'None'"
@@ -197,6 +202,9 @@ SCHEDULER = {
     "serve": "(self) -> 'None'",
     "serve_until_signalled": "(self) -> 'None'",
     "serving": "(self) -> 'AsyncIterator[Self]'",
+    "stats": (
+        "(self, *, most: 'int' = 10000, session: 'AsyncCaller | None' = None) -> 'Stats'"
+    ),
     "stop": "(self, *, now: 'bool' = False) -> 'None'",
     "subscribe": (
         "(self, function: 'Callable[[Any], object]', /, *kinds: 'type[Event]') "
