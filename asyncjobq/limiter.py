@@ -82,6 +82,11 @@ class Limiter:
                 limited.append(Take(take.lanes, count))
         return plain, [take for take in limited if take.count > 0]
 
+    def started(self, jobs: Iterable[Claimed]) -> None:
+        """Note which jobs have started here."""
+        for job in jobs:
+            self._openings.started(self.rules.uses(job))
+
     def note(self, waits: Mapping[Place, float | None]) -> None:
         """Take over which limits have no room."""
         self._openings.note(waits)

@@ -14,6 +14,11 @@ from asyncjobq.limits import Capacity
 
 logger = logging.getLogger("asyncjobq.limits")
 
+FIRST_PAUSE: Final = 0.025
+"""Seconds after which a limit is asked again for a permit that was given back elsewhere."""
+
+REMEMBERED: Final = 10_000
+
 PATIENCE: Final = 0.1
 """Seconds that a claim waits for the answer of a capacity."""
 
@@ -22,8 +27,14 @@ class Openings:
     """The limits that had no room, and until when there is no use in asking again."""
 
     def __init__(self, pause: float) -> None:
-        """Ask again after `pause` seconds where only the end of a job makes room."""
+        """Ask again after `pause` seconds at the latest where only the end of a job makes room.
+
+        Sooner at first, and each time after twice as long: a permit that is given back elsewhere
+        waits no longer than it was waited for, and one that others always have is not asked for
+        all the time.
+        """
         self._pause = pause
+        self._pauses: dict[Place, float] = {}
         self._until: dict[Place, float] = {}
         self._untold: set[Place] = set()
         self._reopened: list[Place] = []
@@ -38,9 +49,21 @@ class Openings:
         """Take over what a claim has found."""
         now = monotonic()
         for place, wait in waits.items():
-            self._until[place] = now + (self._pause if wait is None else wait)
             if wait is None:
                 self._untold.add(place)
+            self._until[place] = now + (self._next_pause(place) if wait is None else wait)
+
+    def started(self, uses: Iterable[Use]) -> None:
+        """Note that a job has started under these limits."""
+        for use in uses:
+            self._pauses.pop(use.place, None)
+
+    def _next_pause(self, place: Place) -> float:
+        if len(self._pauses) > REMEMBERED:
+            self._pauses.clear()
+        pause = self._pauses.get(place, FIRST_PAUSE)
+        self._pauses[place] = min(2 * pause, self._pause)
+        return min(pause, self._pause)
 
     def closed(self, uses: Iterable[Use]) -> bool:
         """Tell whether one of these limits has no room, as far as this worker knows."""

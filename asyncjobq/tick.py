@@ -160,6 +160,7 @@ class Tick:
         weights = {lane.group_key: lane.head_weight for take in takes for lane in take.lanes}
         for job in claim.claimed:
             self._start(job, leased_at, weights.get(job.group_key))
+        self._limiter.started(claim.claimed)
         self._limiter.note(claim.waits)
         # A limit that cut a group's claim short says nothing of the group's other lanes.
         self._again |= bool(limited and claim.claimed)

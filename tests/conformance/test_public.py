@@ -202,9 +202,7 @@ SCHEDULER = {
     "serve": "(self) -> 'None'",
     "serve_until_signalled": "(self) -> 'None'",
     "serving": "(self) -> 'AsyncIterator[Self]'",
-    "stats": (
-        "(self, *, most: 'int' = 10000, session: 'AsyncCaller | None' = None) -> 'Stats'"
-    ),
+    "stats": ("(self, *, most: 'int' = 10000, session: 'AsyncCaller | None' = None) -> 'Stats'"),
     "stop": "(self, *, now: 'bool' = False) -> 'None'",
     "subscribe": (
         "(self, function: 'Callable[[Any], object]', /, *kinds: 'type[Event]') "
