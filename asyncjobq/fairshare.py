@@ -2,39 +2,43 @@
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996): each group has a virtual time that advances
 by its slot-seconds divided by its weight, and the group that is furthest behind goes next. The
-time that a job will take is estimated at its start by the group's recent mean and corrected at
-its end. A group that is new or returns starts at the current virtual time: it owes nothing for the
-past and is owed nothing.
+time that a job will take is estimated at its start by the group's recent mean, raised when the job
+takes longer, and corrected at its end. A group that is new or returns starts at the current virtual
+time: it owes nothing for the past and is owed nothing.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from asyncjobq.backends.base import Lane, Take
+from asyncjobq.clock import monotonic
 
 _RECENT: Final = 0.2  # share of the newest run in a group's mean
 _FIRST_GUESS: Final = 0.05  # seconds, until anything was measured
 _REMEMBERED: Final = 20_000  # groups
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Charge:
-    """What a started job was charged with, to be corrected at its end."""
+    """What a started job was charged with: more once it takes longer, and corrected at its end."""
 
     group: str
     weight: float
     seconds: float
+    begun: float
 
 
 class FairShare:
     """The virtual times of one worker's groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._running: set[Charge] = set()
         self._now = 0.0
         self._virtual: dict[str, float] = {}
         self._mean: dict[str, float] = {}
@@ -65,6 +69,12 @@ class FairShare:
         def key_of(lane: Lane) -> tuple[str, str, Lane | None]:
             return lane.group_key, lane.queue, lane if lane in apart else None
 
+        self._charge_more()
+        self._advance(
+            group
+            for group, of_it in by_group.items()
+            if any(left[lane.queue] > 0 for lane in of_it)
+        )
         heap = [(*self._position(group), group) for group in by_group]
         heapq.heapify(heap)
         while heap and slots > 0:
@@ -90,8 +100,8 @@ class FairShare:
     def start(self, group: str, weight: float) -> Charge:
         """Charge a group for a job that starts now."""
         begun, _ = self._position(group)
-        self._now = max(self._now, begun)
-        charge = Charge(group, weight, self._estimate(group))
+        charge = Charge(group, weight, self._estimate(group), self._clock())
+        self._running.add(charge)
         self._virtual[group] = begun + charge.seconds / weight
         self._turns += 1
         self._turn[group] = self._turns
@@ -102,11 +112,30 @@ class FairShare:
     def finish(self, charge: Charge, seconds: float) -> None:
         """Correct a charge by the time that the job really held its slot."""
         group = charge.group
+        self._running.discard(charge)
         self._overall += _RECENT * (seconds - self._overall)
         if group in self._virtual:
             mean = self._mean.get(group, seconds)
             self._mean[group] = mean + _RECENT * (seconds - mean)
             self._virtual[group] += (seconds - charge.seconds) / charge.weight
+
+    def _charge_more(self) -> None:
+        """Charge the jobs that run for longer than was expected with what they took so far."""
+        now = self._clock()
+        for charge in self._running:
+            more = now - charge.begun - charge.seconds
+            if more > 0 and charge.group in self._virtual:
+                self._virtual[charge.group] += more / charge.weight
+                charge.seconds += more
+
+    def _advance(self, groups: Iterable[str]) -> None:
+        """Move the current time up to the group that is furthest behind of those that can run.
+
+        Not to one that starts a job: of several that start at once, one after the other, those
+        that come later would lose what they are owed.
+        """
+        known = (self._virtual[group] for group in groups if group in self._virtual)
+        self._now = max(self._now, min(known, default=self._now))
 
     def _position(self, group: str) -> tuple[float, int]:
         return max(self._virtual.get(group, self._now), self._now), self._turn.get(group, 0)

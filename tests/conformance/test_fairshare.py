@@ -31,7 +31,7 @@ class Worker:
     """Slots that run jobs of groups with endless backlogs, by a clock of its own."""
 
     def __init__(self, slots: int, run_time: Callable[[str], float] = lambda group: 1.0) -> None:
-        self.share = FairShare()
+        self.share = FairShare(lambda: self._now)
         self.starts: list[str] = []
         self._slots = slots
         self._run_time = run_time
