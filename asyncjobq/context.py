@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from asyncjobq import codec
 from asyncjobq.codec import Encoded
 from asyncjobq.job import Job
+from asyncjobq.limits import MOST
 from asyncjobq.options import JobSpec, check_number
 from asyncjobq.progress import Progress
 
@@ -221,7 +222,7 @@ class JobContext:
 
         Raises LeaseLostError when the lease is lost.
         """
-        check_number("cost", cost, low=0)
+        check_number("cost", cost, low=0, high=MOST)
         await self.services.set_cost(self.lease, cost)
 
     def await_(

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from asyncjobq.backends.base import Backend
 from asyncjobq.errors import JobNotFoundError
 from asyncjobq.limit_rules import LimitRules, Place, Use
-from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
+from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit, amount_of
 from asyncjobq.meters import Level, Meter, meter_of
 from asyncjobq.models import LANE, in_state
 from asyncjobq.permits import as_set, limit_rows, live_permits
@@ -137,7 +137,7 @@ def _state(use: Use, limit: Any, meter: Meter, waiting: int, cost: float | None)
     return LimitState(
         *use.place,
         kind=_KINDS[type(limit)],
-        amount=limit.most if isinstance(limit, Concurrency) else limit.amount,
+        amount=amount_of(limit),
         per=getattr(limit, "per", None),
         used=meter.used,
         waiting=waiting,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection
 
@@ -11,9 +11,9 @@ from asyncjobq.backends.base import Backend, Lane, LaneKey, LaneKind, Take
 from asyncjobq.lease import Claimed
 from asyncjobq.limit_rules import LimitRules, Place, Use
 from asyncjobq.limited import kept_uses
-from asyncjobq.limits import GROUP, Capacity
+from asyncjobq.limits import GROUP, Capacity, Limit, amount_of
 from asyncjobq.openings import Capacities, Openings
-from asyncjobq.permits import places_without_room
+from asyncjobq.permits import limit_settings, places_without_room
 from asyncjobq.ready import Skipped
 
 HELD: Final = 20_000
@@ -34,6 +34,10 @@ class Limiter:
         self._openings = Openings(pause)
         capacities = [limit for limit in rules.by_name.values() if isinstance(limit, Capacity)]
         self._capacities = Capacities(capacities, ring)
+        self._names = tuple(
+            limit.name for limit in rules.by_name.values() if not isinstance(limit, Capacity)
+        )
+        self._settings: dict[str, tuple[Any, ...]] = {}
         self._closed_keys: dict[LaneKey, tuple[Use, ...]] = {}
         self._held: dict[Place, dict[LanePlace, Lane]] = {}
 
@@ -41,6 +45,30 @@ class Limiter:
     def opens_in(self) -> float:
         """Seconds until a limit without room may have some."""
         return self._openings.next
+
+    def read_settings(
+        self, connection: Connection, backend: Backend
+    ) -> Mapping[str, tuple[Any, ...]]:
+        """Return what was set for the limits at runtime."""
+        return limit_settings(connection, backend, self._names) if self._names else {}
+
+    def note_settings(self, settings: Mapping[str, tuple[Any, ...]]) -> bool:
+        """Open the limits whose settings have changed since the last call; tell if any have."""
+        before, self._settings = self._settings, dict(settings)
+        names = {*before, *settings}
+        changed = {name for name in names if before.get(name) != settings.get(name)}
+        self._openings.changed(changed)
+        return bool(changed)
+
+    def allows_nothing(self, kind: LaneKind) -> str | None:
+        """Return the name of a limit because of which no job of a queue and type ever starts."""
+        limits = (limit for limit in self.rules.of(*kind) if not isinstance(limit, Capacity))
+        return next((limit.name for limit in limits if self._amount(limit) <= 0), None)
+
+    def _amount(self, limit: Limit) -> float:
+        if limit.name in self._settings:
+            return float(self._settings[limit.name][0])
+        return amount_of(limit)
 
     async def ask(self) -> None:
         """Ask the capacities how many jobs may start."""

@@ -21,6 +21,12 @@ from asyncjobq.errors import ConfigurationError
 GROUP: Final = "group_key"
 """The `key` that stands for the job's group."""
 
+MOST: Final = 1e15
+"""Of what a limit allows and a job costs: sums of them stay exact to a tenth."""
+
+LONGEST_PERIOD: Final = 1e9
+SHORTEST_PERIOD: Final = 1e-3
+
 LONGEST_KEY: Final = 128
 _DIGEST: Final = 24
 
@@ -47,15 +53,19 @@ class Limit:
         """The argument by whose values there are several such limits."""
         return None if self.key == GROUP else self.key
 
-    def _check_number(self, option: str, *, least: float, whole: bool = False) -> None:
+    def _check_number(
+        self, option: str, *, least: float, most: float = MOST, whole: bool = False
+    ) -> None:
         value = getattr(self, option)
         kinds: Any = int if whole else int | float
         good = isinstance(value, kinds) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or value < least:
+        if not good or not least <= value <= most:
             kind = "an int" if whole else "a number"
+            above = good and value > most
+            bound = f"of at most {most:g}" if above else f"of at least {least:g}"
             raise ConfigurationError(
-                f"{option} of the limit {self.name!r} must be {kind} of at least {least:g}, "
-                f"not {value!r}."
+                f"{option} of the limit {self.name!r} must be {kind} {bound}, not "
+                f"{repr(value)[:50]}."
             )
 
 
@@ -84,7 +94,7 @@ class RateLimit(Limit):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_number("amount", least=0)
-        self._check_number("burst", least=1, whole=True)
+        self._check_number("burst", least=1, most=2**31 - 1, whole=True)
         object.__setattr__(self, "per", _period(self.name, self.per))
 
 
@@ -127,11 +137,22 @@ class Capacity(Limit):
             )
 
 
+def amount_of(limit: Limit) -> float:
+    """Return what a limit allows by the code; a capacity, anything."""
+    if isinstance(limit, Concurrency):
+        return limit.most
+    return limit.amount if isinstance(limit, RateLimit | Budget) else math.inf
+
+
 def joined(values: Mapping[str, str]) -> str:
     """Return the values of a job's keyed limits as one text of at most 128 characters.
 
-    Where they are too long, each stands there by its SHA-256.
+    Where they are too long, each stands there by its SHA-256, and so does one with a NUL, which
+    not every database stores.
     """
+    values = {
+        name: f"#{_digest(value)}" if "\0" in value else value for name, value in values.items()
+    }
     text = urlencode(sorted(values.items()))
     if len(text) <= LONGEST_KEY:
         return text
@@ -159,6 +180,9 @@ def _digest(value: str) -> str:
 
 def _period(name: str, value: float | timedelta) -> float:
     number = seconds(value, f"per of the limit {name!r}")
-    if number <= 0:
-        raise ConfigurationError(f"per of the limit {name!r} must be more than 0 s, not {value!r}.")
+    if not SHORTEST_PERIOD <= number <= LONGEST_PERIOD:
+        raise ConfigurationError(
+            f"per of the limit {name!r} must be {SHORTEST_PERIOD:g} s to {LONGEST_PERIOD:g} s, "
+            f"not {value!r}."
+        )
     return number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
 from typing import Final
 
@@ -77,6 +77,11 @@ class Openings:
     def told(self) -> None:
         """Open what the end of a job elsewhere may have made room in."""
         for place in list(self._untold):
+            self._reopen(place)
+
+    def changed(self, names: Collection[str]) -> None:
+        """Open the limits of these names: other numbers hold for them."""
+        for place in [place for place in self._until if place[0] in names]:
             self._reopen(place)
 
     @property

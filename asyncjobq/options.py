@@ -12,6 +12,7 @@ from asyncjobq import codec
 from asyncjobq.clock import aware_utc, is_finite, seconds
 from asyncjobq.errors import ArgumentsError, ConfigurationError, InvalidJobError
 from asyncjobq.job import Job, JobRef, Node, OnFailure, R, Upstream, id_of
+from asyncjobq.limits import MOST
 from asyncjobq.models import DEFAULT_PRIORITY
 from asyncjobq.states import UniqueWhile
 
@@ -79,7 +80,7 @@ class JobOptions:
         # Shares that differ by more would be lost in the rounding of virtual times.
         check_number("weight", self.weight, low=1e-3, high=1e6)
         if self.cost is not None:
-            check_number("cost", self.cost, low=0)
+            check_number("cost", self.cost, low=0, high=MOST)
         _check_integer("priority", self.priority, low=-(2**31))
         if self.max_attempts is not None:
             _check_integer("max_attempts", self.max_attempts, low=1)

@@ -116,6 +116,17 @@ def _counts(limit: Limit, place: Place, known: Mapping[Place, Any]) -> bool:
     return isinstance(limit, Concurrency) and place in known
 
 
+def limit_settings(
+    connection: Connection, backend: Backend, names: Sequence[str]
+) -> dict[str, tuple[Any, ...]]:
+    """Return what was set at runtime for these limits: their amount, per and burst."""
+    limits = backend.tables.limits
+    columns = (limits.c.name, limits.c.amount, limits.c.per, limits.c.burst)
+    query = select(*columns).where(limits.c.name.in_(names), limits.c.value == "")
+    rows = connection.execute(query.where(limits.c.amount.is_not(None)))
+    return {row.name: tuple(row)[1:] for row in rows}
+
+
 def make_rows(connection: Connection, backend: Backend, places: Collection[Place]) -> None:
     """Make the rows of limits that have none.
 

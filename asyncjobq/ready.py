@@ -14,6 +14,7 @@ from sqlalchemy import (
     Table,
     and_,
     exists,
+    false,
     or_,
     select,
     update,
@@ -242,20 +243,47 @@ def any_open(
     types: tuple[str, ...],
     *,
     scheduled: bool = False,
+    closed: Collection[LaneKind] = (),
 ) -> bool:
-    """Tell whether jobs of these queues and types run or could: none that is paused.
+    """Tell whether jobs of these queues and types run or could.
 
-    With `scheduled`, those whose time is to come count too.
+    None that is paused, or waits and is of a queue and type that are `closed`. With `scheduled`,
+    those whose time is to come count too.
     """
     jobs = backend.tables.jobs
     here = and_(jobs.c.queue.in_(queues), jobs.c.type.in_(types))
     waiting = [State.READY, State.SCHEDULED] if scheduled else [State.READY]
+    open_ = _but(jobs, queues, types, closed) if closed else here
     # One question for each state, since its index holds nothing else.
     questions = [exists().where(jobs.c.in_flight, here)]
     questions += [
-        exists().where(in_state(jobs, state), here, not_paused(backend)) for state in waiting
+        exists().where(in_state(jobs, state), open_, not_paused(backend)) for state in waiting
     ]
     return any(connection.scalar(select(question)) for question in questions)
+
+
+def any_ready(
+    connection: Connection, backend: Backend, kinds: Collection[LaneKind]
+) -> list[LaneKind]:
+    """Return of which of these queues and types jobs are ready."""
+    jobs = backend.tables.jobs
+    return [
+        (queue, name)
+        for queue, name in kinds
+        if backend.first_ready(connection, jobs.c.type, jobs.c.queue == queue, jobs.c.type == name)
+        is not None
+    ]
+
+
+def _but(
+    jobs: Table, queues: tuple[str, ...], types: tuple[str, ...], closed: Collection[LaneKind]
+) -> ColumnElement[bool]:
+    """Return the condition of these queues and types but some, so that the index is not walked."""
+    by_queue = (
+        (queue, [name for name in types if (queue, name) not in closed]) for queue in queues
+    )
+    here = (and_(jobs.c.queue == queue, jobs.c.type.in_(names)) for queue, names in by_queue)
+    return or_(false(), *here)
 
 
 def _seconds_until(moment: datetime | None, now: datetime) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from asyncjobq.ready import (
     Chores,
     LaneCursor,
     any_open,
+    any_ready,
     look_once,
     promote_once,
 )
@@ -38,6 +40,8 @@ from asyncjobq.slots import Slots
 from asyncjobq.states import State
 from asyncjobq.subscribers import Subscribers
 from asyncjobq.transition import End
+
+logger = logging.getLogger("asyncjobq.worker")
 
 
 class Tick:
@@ -200,8 +204,11 @@ class Tick:
         backend = self._database.backend
         self._expected = inf
         fired = self.firing.here
-        chores = await self._database.read(lambda c: look_once(c, backend, fired))
-        moved = await self._close_lanes(chores)
+        chores, settings = await self._database.read(
+            lambda c: (look_once(c, backend, fired), self._limiter.read_settings(c, backend))
+        )
+        moved = self._limiter.note_settings(settings)
+        moved |= await self._close_lanes(chores)
         if chores.cancelling:
             await self._slots.cancel_once()
         if chores.expired:
@@ -259,9 +266,24 @@ class Tick:
         chores = await self._database.read(lambda c: look_once(c, backend))
         if chores.unsettled or (chores.overdue and not scheduled):
             return False
+        kinds = self._lanes.kinds
+        closed = {kind for kind in kinds if self._limiter.allows_nothing(kind) is not None}
         return not await self._database.read(
-            lambda c: any_open(c, backend, queues, types, scheduled=scheduled)
+            lambda c: any_open(c, backend, queues, types, scheduled=scheduled, closed=closed)
         )
+
+    async def tell_held_once(self) -> None:
+        """Warn of ready jobs that never start because a limit allows nothing."""
+        held = {kind: self._limiter.allows_nothing(kind) for kind in self._lanes.kinds}
+        shut = [kind for kind, limit in held.items() if limit is not None]
+        if not shut:
+            return
+        backend = self._database.backend
+        for queue, type_ in await self._database.read(lambda c: any_ready(c, backend, shut)):
+            logger.warning(
+                "Ready jobs of the type %r in the queue %r are left: the limit %r allows nothing.",
+                *(type_, queue, held[queue, type_]),
+            )
 
 
 def _not_exhausted(

@@ -201,6 +201,7 @@ class Worker:
     async def _rest(self) -> None:
         """Sleep until there may be something to do, or stop because there will be nothing."""
         if self._ends_when_idle and await self._is_idle():
+            await self._tick.tell_held_once()
             for _ in range(2):
                 await self._unserved.look_once()
             self.stop()

@@ -153,7 +153,7 @@ class TestKeys:
     [
         (lambda: Concurrency("gpu", -1), "most of the limit 'gpu' must be an int of at least 0"),
         (lambda: Concurrency("gpu", 1.5), "most of the limit 'gpu' must be an int"),
-        (lambda: RateLimit("api", 5, per=0), "per of the limit 'api' must be more than 0 s"),
+        (lambda: RateLimit("api", 5, per=0), "per of the limit 'api' must be 0.001 s to"),
         (lambda: RateLimit("api", 5, per=1, burst=0), "burst of the limit 'api' must be an int"),
         (lambda: RateLimit("api", float("nan"), per=1), "amount of the limit 'api'"),
         (lambda: Budget("", 5, per=1), "name is a str of 1 to 64 characters"),
