@@ -8,7 +8,7 @@ open. The others read whole tables, in slices of a bounded number of rows: a sec
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -88,8 +88,11 @@ class Checking:
         deadline = monotonic() + within
         parts = list(self._parts())
         while parts and monotonic() < deadline:
-            part = parts[0]
-            if await database.read(part.step):
+            looked = await database.read(parts[0].look)  # which may be called again on the way
+            for name, keys in looked.keys.items():
+                self.found[name] += keys
+            parts[0].after = looked.upto
+            if looked.upto is None:
                 parts.pop(0)
         self.unfinished = [rule.name for part in parts for rule in part.rules]
 
@@ -103,13 +106,6 @@ class Checking:
         names = tuple(rule.name for rule in self.rules if rule.name not in self.unfinished)
         return CheckReport(findings, names, tuple(self.unfinished))
 
-    def note(self, rule: Rule, keys: Sequence[int | str]) -> None:
-        """Take note of rows that break a rule."""
-        known = self.found[rule.name]
-        known += [key for key in dict.fromkeys(keys) if key not in known[-1:]]
-        if not known:
-            del self.found[rule.name]
-
     def _parts(self) -> Iterator[_Part]:
         by_table: defaultdict[str, list[Rule]] = defaultdict(list)
         for rule in rules_for(self.backend):
@@ -122,18 +118,27 @@ class Checking:
             yield _Sliced(self, rules)
 
 
+@dataclass(frozen=True)
+class _Looked:
+    """What one statement, or those of one slice, have found."""
+
+    keys: dict[str, list[int | str]]
+    """By the rules' names."""
+    upto: Any = None
+    """Where to go on; None: that was all."""
+
+
 @dataclass
 class _Part:
     """Rules that are checked together; this one by indexes, at once."""
 
     checking: Checking
     rules: list[Rule]
+    after: Any = None
 
-    def step(self, connection: Connection) -> bool:
-        """Check, or go on with it; tell whether it is finished."""
-        for rule in self.rules:
-            self.checking.note(rule, self._broken(connection, rule))
-        return True
+    def look(self, connection: Connection) -> _Looked:
+        """Check, as far as one short transaction goes."""
+        return _Looked({rule.name: self._broken(connection, rule) for rule in self.rules})
 
     def _broken(
         self, connection: Connection, rule: Rule, *within: ColumnElement[bool]
@@ -151,17 +156,13 @@ class _Part:
 class _Sliced(_Part):
     """Rules of one table without an index for them."""
 
-    after: Any = None
-
-    def step(self, connection: Connection) -> bool:
+    def look(self, connection: Connection) -> _Looked:
         key = self.rules[0].key(self.checking.backend.tables)
         behind = [] if self.after is None else [key > self.after]
         upto = connection.scalar(_last_of_slice(key, behind))
         within = behind if upto is None else [*behind, key <= upto]
-        for rule in self.rules:
-            self.checking.note(rule, self._broken(connection, rule, *within))
-        self.after = upto
-        return upto is None
+        keys = {rule.name: self._broken(connection, rule, *within) for rule in self.rules}
+        return _Looked(keys, upto)
 
 
 def _last_of_slice(key: ColumnElement[Any], behind: list[ColumnElement[bool]]) -> Select[Any]:
@@ -172,7 +173,7 @@ def _last_of_slice(key: ColumnElement[Any], behind: list[ColumnElement[bool]]) -
 class _Limits(_Part):
     """How many jobs run under limits of concurrency; those of this scheduler and its handlers."""
 
-    def step(self, connection: Connection) -> bool:
+    def look(self, connection: Connection) -> _Looked:
         backend, known = self.checking.backend, self.checking.limit_rules.by_name
         limits = backend.tables.limits
         live = live_permits(connection, backend)
@@ -185,5 +186,4 @@ class _Limits(_Part):
             most = max(limit.most, as_set(limit, rows.get((name, ""))).most)
             if live[row.id] > most:
                 over.append(f"{name}={value}" if value else name)
-        self.checking.note(OVER_LIMIT, over)
-        return True
+        return _Looked({OVER_LIMIT.name: over})

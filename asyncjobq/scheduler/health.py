@@ -52,7 +52,7 @@ class Health(Enqueuing):
         first = await self._checking(grace, timeout)
         now = first
         for _ in range(ROUNDS):
-            if not any(rule.mending for rule in now.rules if rule.name in now.found):
+            if not any(rule.mending for rule in now.rules if now.found.get(rule.name)):
                 break
             await self._mend(now)
             now = await self._checking(grace, timeout)
