@@ -18,9 +18,12 @@ from asyncjobq.backends.base import Backend, Database
 from asyncjobq.check_rules import Rule
 from asyncjobq.check_small import rules_for
 from asyncjobq.clock import monotonic
+from asyncjobq.cycles import waiting_for_themselves
 from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limits import Concurrency
+from asyncjobq.models import in_state
 from asyncjobq.permits import as_set, live_permits
+from asyncjobq.states import State
 
 SLICE: Final = 10_000
 """Rows of a table that one statement reads."""
@@ -31,6 +34,12 @@ OVER_LIMIT: Final = Rule(
     "limit exceeded",
     "runs more jobs than it allows (as it may after it was lowered, until enough have ended)",
     None,
+    lambda backend, grace: (),
+)
+CIRCLE: Final = Rule(
+    "circle",
+    "waits for itself, through what it depends on and what it is in",
+    "It is settled, which cancels it.",
     lambda backend, grace: (),
 )
 
@@ -81,7 +90,7 @@ class Checking:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """All rules of this database."""
-        return (*rules_for(self.backend), OVER_LIMIT)
+        return (*rules_for(self.backend), CIRCLE, OVER_LIMIT)
 
     async def run(self, database: Database, within: float) -> None:
         """Go through all rules, or as far as one gets in so many seconds."""
@@ -116,6 +125,7 @@ class Checking:
         yield _Limits(self, [OVER_LIMIT])
         for rules in by_table.values():
             yield _Sliced(self, rules)
+        yield _Circles(self, [CIRCLE])
 
 
 @dataclass(frozen=True)
@@ -157,16 +167,36 @@ class _Sliced(_Part):
     """Rules of one table without an index for them."""
 
     def look(self, connection: Connection) -> _Looked:
+        within, upto = self._slice(connection)
+        keys = {rule.name: self._broken(connection, rule, *within) for rule in self.rules}
+        return _Looked(keys, upto)
+
+    def _slice(self, connection: Connection) -> tuple[list[ColumnElement[bool]], Any]:
+        """Return the condition for the next slice, and its last key; None if it is the last."""
         key = self.rules[0].key(self.checking.backend.tables)
         behind = [] if self.after is None else [key > self.after]
         upto = connection.scalar(_last_of_slice(key, behind))
-        within = behind if upto is None else [*behind, key <= upto]
-        keys = {rule.name: self._broken(connection, rule, *within) for rule in self.rules}
-        return _Looked(keys, upto)
+        return (behind if upto is None else [*behind, key <= upto]), upto
 
 
 def _last_of_slice(key: ColumnElement[Any], behind: list[ColumnElement[bool]]) -> Select[Any]:
     return select(key).where(*behind).order_by(key).offset(SLICE - 1).limit(1)
+
+
+@dataclass
+class _Circles(_Sliced):
+    """Jobs that wait for themselves, one of each circle."""
+
+    def look(self, connection: Connection) -> _Looked:
+        backend = self.checking.backend
+        jobs = backend.tables.jobs
+        within, upto = self._slice(connection)
+        blocked = in_state(jobs, State.BLOCKED), jobs.c.settled, jobs.c.parent_id.is_not(None)
+        ids = list(connection.scalars(select(jobs.c.id).where(*blocked, *within)))
+        # What is read in several statements may not be of one moment; a circle stays.
+        for _ in range(2):
+            ids = [end.row.id for end in waiting_for_themselves(connection, backend, ids)]
+        return _Looked({CIRCLE.name: list[int | str](ids)}, upto)
 
 
 @dataclass

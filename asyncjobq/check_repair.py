@@ -30,6 +30,7 @@ from asyncjobq.backends.base import Backend, chunked
 from asyncjobq.check import CheckReport
 from asyncjobq.check_rules import Rule
 from asyncjobq.control import cancel_locked, columns_of
+from asyncjobq.models import in_state
 from asyncjobq.states import NOT_STARTED, TERMINAL, State
 from asyncjobq.transition import End, Locked, end_jobs
 
@@ -203,6 +204,13 @@ def _stop_firing(broken: Broken) -> None:
     broken.connection.execute(update(table).where(here, table.c.paused).values(next_fire=None))
 
 
+def _unsettle_blocked(broken: Broken) -> None:
+    blocked = in_state(broken.jobs, State.BLOCKED)
+    columns = [broken.jobs.c.id]
+    rows = broken.backend.lock_rows(broken.connection, broken.keys, columns, blocked)
+    broken.write([row.id for row in rows], settled=False)
+
+
 _unsettle: Final = _writing(settled=False)
 _block: Final = _writing(state=State.BLOCKED, settled=False)
 
@@ -214,6 +222,7 @@ _MENDERS: Final[Mapping[str, Callable[[Broken], None]]] = {
     "container in line": _block,
     "lease left over": _writing(lease_owner=None, lease_expires=None),
     "upstream's end missed": _unsettle,
+    "circle": _unsettle_blocked,
     "blocked by nothing": _unsettle,
     "waiting for nobody": _unsettle,
     "parent ended before child": _end_with_parent,

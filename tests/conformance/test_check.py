@@ -12,7 +12,7 @@ from sqlalchemy import Connection, delete, insert, text, update
 
 from asyncjobq import CheckReport, Concurrency, Job, JobSpec, State, Workflow
 from asyncjobq.backends.base import Backend
-from asyncjobq.check import MOST, OVER_LIMIT
+from asyncjobq.check import CIRCLE, MOST, OVER_LIMIT
 from asyncjobq.check_small import NOTED_KEY_RULES, rules_for
 from conformance.kit import Jobs
 from conformance.moves import watch_moves
@@ -151,6 +151,16 @@ async def upstream_failed_unseen(jobs: Jobs) -> Any:
     return second, State.CANCELLED
 
 
+async def circle(jobs: Jobs) -> Any:
+    container, child = await _family(jobs)
+    outside = await jobs.enqueue(depends_on=[container])
+    await jobs.settle()
+    await jobs.spoil(child, state=State.BLOCKED)
+    edge = insert(jobs.tables.deps).values(job_id=child, depends_on_id=outside.id)
+    await jobs.do(lambda connection, _: connection.execute(edge))
+    return child, State.CANCELLED
+
+
 async def blocked_by_nothing(jobs: Jobs) -> Any:
     job = await jobs.enqueue()
     await jobs.spoil(job, state=State.BLOCKED)
@@ -279,6 +289,7 @@ BREAKS: Final[dict[Break, str]] = {
     attempts_miscounted: "attempts miscounted",
     upstream_done_unseen: "upstream's end missed",
     upstream_failed_unseen: "upstream's end missed",
+    circle: "circle",
     blocked_by_nothing: "blocked by nothing",
     blocked_in_an_open_container: "blocked by nothing",
     waiting_for_nobody: "waiting for nobody",
@@ -352,7 +363,7 @@ class TestRules:
             assert not {rule.name for rule in NOTED_KEY_RULES} & {*(await check(jobs)).checked}
 
     async def test_each_has_a_test(self, jobs: Jobs) -> None:
-        known = {rule.name for rule in rules_for(jobs.backend)}
+        known = {rule.name for rule in rules_for(jobs.backend)} | {CIRCLE.name}
         assert known | set(NOTED.values()) == {*BREAKS.values(), *NOTED.values()}
         assert {*(await check(jobs)).checked} == known | {OVER_LIMIT.name}
 
