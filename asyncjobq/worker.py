@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Final
 
 from asyncjobq.backends.base import Database
+from asyncjobq.backends.bounded import bounded
 from asyncjobq.backoff import outage_delays
 from asyncjobq.blocking import LoopWatch
 from asyncjobq.clock import monotonic, wait_for_event
@@ -57,6 +58,7 @@ class Worker:
         """Jobs that this worker saw end, by their final state."""
         self.on_end: Callable[[int], None] = lambda job_id: None
         self.stopped = asyncio.Event()
+        database = bounded(database, settings.lease_ttl)
         self._handlers = handlers
         self._database = database
         self._wake = Wake()
@@ -134,7 +136,11 @@ class Worker:
             ]
             if self.settings.retention:
                 loops.append(group.create_task(forever("pruning", self._prune)))
-            await forever("ticking", self._wake_up, until=self._stopping)
+            ticking = group.create_task(forever("ticking", self._wake_up, until=self._stopping))
+            await self._stopping.wait()
+            # A claim that is under way has its end awaited, or nobody would run what it takes.
+            await asyncio.wait({ticking}, timeout=FLUSH_TIMEOUT)
+            ticking.cancel()
             await self._finish_jobs()
             for loop in loops:
                 loop.cancel()

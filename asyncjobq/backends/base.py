@@ -359,6 +359,8 @@ class Database(ABC):
     backend: Backend
     url: URL
     """Where it is; with the password."""
+    remote: ClassVar[bool] = False
+    """Whether it is at the other end of a line, which may fall silent."""
 
     @property
     def queues(self) -> bool:

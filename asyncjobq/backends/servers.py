@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from contextlib import asynccontextmanager, suppress
+from typing import Any, ClassVar, Final
 
 from sqlalchemy import Engine, Pool, event
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.pool.base import ResetStyle
 
 from asyncjobq.backends.base import Backend, Database, T, Work, sessions_of
 from asyncjobq.backends.keys import OWN
@@ -21,6 +22,9 @@ from asyncjobq.transactions import Fault, reason_of, retrying
 OPENING_GRACE: Final = 1.0
 """Seconds that a cancelled call waits for a connection which is being opened, to close it."""
 
+CLOSING_GRACE: Final = 5.0
+"""Seconds for the connections of a pool to be closed in good order."""
+
 Watch = Callable[["ServerDatabase", Callable[[], None], float], Any]
 
 
@@ -31,6 +35,8 @@ class ServerDatabase(Database):
     handlers that hold all connections of the engine, or a role with another default isolation
     level, change nothing. Connections belong to an event loop and are closed with it.
     """
+
+    remote: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -122,13 +128,16 @@ class ServerDatabase(Database):
             raise
 
     async def _dispose(self, engine: AsyncEngine) -> None:
-        await engine.dispose()
+        await _closed(engine)
         if self._owns_engine:
-            await self.engine.dispose()
+            await _closed(self.engine)
 
     def _make_engine(self) -> AsyncEngine:
         source = self.engine.sync_engine
         pool = source.pool.recreate()
+        # Each transaction here ends itself. One more rollback at the return of its connection would
+        # be a round trip that cannot be cancelled, and over a silent line never ends.
+        pool._reset_on_return = ResetStyle.reset_none  # pyright: ignore[reportPrivateUsage]
         event.listen(pool, "connect", self._prepare)
         if self._idle_limit is not None:
             _forget_idle(pool, self._idle_limit)
@@ -179,6 +188,13 @@ def _forget_idle(pool: Pool, limit: float) -> None:
     event.listen(pool, "checkin", returned)
     event.listen(pool, "checkout", taken)
     event.listen(pool, "close", closed)
+
+
+async def _closed(engine: AsyncEngine) -> None:
+    """Close the connections of a pool; over a line that is silent, saying goodbye never ends."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSING_GRACE):
+            await engine.dispose()
 
 
 async def _detached(engine: AsyncEngine) -> tuple[AsyncConnection, Any]:

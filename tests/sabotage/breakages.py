@@ -893,6 +893,14 @@ BREAKAGES: Final = (
         ("test_writer.py::TestWriter::test_a_full_disk_is_no_refusal",),
     ),
     Breakage(
+        "a silent line is waited for without end",
+        "backends/bounded.py",
+        "return BoundedDatabase(database, max(PATIENCE, lease_ttl)) if database.remote else database",
+        "return database",
+        ("test_silent_line.py::test_a_worker_goes_on_over_a_new_one",),
+        backends=("postgresql", "mysql", "mariadb"),
+    ),
+    Breakage(
         "a pool with one connection for all tasks is taken",
         "backends/__init__.py",
         "    _require_shared_pool(engine)\n",
