@@ -38,6 +38,9 @@ class BoundedDatabase(Database):
     def url(self) -> URL:  # type: ignore[override]
         return self._database.url
 
+    async def apart(self) -> Database:
+        return BoundedDatabase(await self._database.apart(), self._limit)
+
     async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
         return await self._bounded(self._database.run(work, repeatable=repeatable))
 

@@ -895,7 +895,8 @@ BREAKAGES: Final = (
     Breakage(
         "a silent line is waited for without end",
         "backends/bounded.py",
-        "return BoundedDatabase(database, max(PATIENCE, lease_ttl)) if database.remote else database",
+        "return BoundedDatabase(database, max(PATIENCE, lease_ttl)) if database.remote else "
+        "database",
         "return database",
         ("test_silent_line.py::test_a_worker_goes_on_over_a_new_one",),
         backends=("postgresql", "mysql", "mariadb"),
