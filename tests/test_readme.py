@@ -73,7 +73,7 @@ async def test_handlers_and_transactions(
     assert "tokens acme 4 1000000 0" in [line.replace(".0", "") for line in printed]
     await namespace["tenants"].aclose()
     await run(transaction, namespace)
-    states += ["ready", "ready"]
+    states += ["ready", "ready", "cancelled"]
     assert [job.state for job in await media.find()] == states
     await media.aclose()
     await run(unique, namespace)
