@@ -11,10 +11,16 @@ import anyio
 
 from asyncjobq import codec
 
+TOLD: Final = "_asyncjobq_told"
+"""Where an error that comes from another process has its text."""
+
 
 def described(error: BaseException) -> str:
     """Return the error with its traceback, without the frames that led to what users wrote."""
     try:
+        told = getattr(error, TOLD, None)
+        if isinstance(told, str):
+            return told
         report = TracebackException.from_exception(error)
         _keep_users_frames(report)
         return codec.printable("".join(report.format()).strip())
@@ -57,5 +63,5 @@ def _keep_users_frames(report: TracebackException) -> None:
 
 
 _ANYIO: Final = anyio.__path__[0]
-_PARTS: Final = ("run.py", "middleware.py", "injection.py", "threads.py")
+_PARTS: Final = ("run.py", "middleware.py", "injection.py", "threads.py", "process_program.py")
 _OURS: Final = {str(Path(__file__).with_name(name)) for name in _PARTS}

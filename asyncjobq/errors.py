@@ -18,6 +18,7 @@
     │   ├── JobFailed
     │   ├── JobCancelled
     │   └── StoredResultError         its result no longer fits the handler's return type
+    ├── HandlerProcessError           a handler's process died under it
     ├── LeaseLostError                end the handler; the job is another's, or over
     ├── DatabaseUnavailableError      nothing was written; try again later
     ├── StaleSnapshotError            nothing was written; try again in a new transaction
@@ -158,6 +159,14 @@ class StoredResultError(JobEndedError, ValueError):
             f"{type_name!r} here: {reason}. Its JSON is in this error's `result` and in "
             "`(await scheduler.get(job)).result`.",
         )
+
+
+class HandlerProcessError(AsyncJobQError, RuntimeError):
+    """The process of a handler has ended, and the handler with it."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        super().__init__(f"The handler's process {how} before the handler had returned.")
 
 
 class LeaseLostError(AsyncJobQError):

@@ -11,6 +11,8 @@ from asyncjobq.errors import AsyncJobQError, HandlerError
 from asyncjobq.limits import Limit
 from asyncjobq.options import UNSET, JobOptions
 
+PLACES: Final = (None, "thread", "process")
+
 
 @dataclass(frozen=True)
 class HandlerOptions:
@@ -19,7 +21,8 @@ class HandlerOptions:
     `timeout` is seconds or a timedelta (None: no deadline; left out: the scheduler's default).
     `retry`, `retry_on` and `fail_on`: see `RetryRules`; timeouts are retried unless `fail_on` names
     TimeoutError, and what the handler raises to end its attempt comes before all rules. `aliases`
-    are further types that this handler runs, e.g. its name in earlier releases.
+    are further types that this handler runs, e.g. its name in earlier releases. With
+    `run_in="process"` a `def` runs in a process that can be killed; "thread" is what it gets else.
     """
 
     timeout: Any = UNSET
@@ -31,6 +34,7 @@ class HandlerOptions:
     limits: tuple[Limit, ...] = ()
     cost: float = 1.0
     aliases: tuple[str, ...] = ()
+    run_in: str | None = None
     rules: RetryRules = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -38,6 +42,8 @@ class HandlerOptions:
             raise HandlerError("max_attempts must be an int of at least 1, not None.")
         if self.cost is None:
             raise HandlerError("cost must be a number of at least 0, not None.")
+        if self.run_in not in PLACES:
+            raise HandlerError(f"run_in is 'thread' or 'process', not {self.run_in!r}.")
         rules = RetryRules(self.retry, self.retry_on, self.fail_on)
         object.__setattr__(self, "rules", rules)
         try:

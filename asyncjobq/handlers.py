@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from asyncjobq import codec
+from asyncjobq.addresses import address_of
 from asyncjobq.arguments import Arguments
 from asyncjobq.backoff import ErrorTypes, RetryPolicy
 from asyncjobq.errors import AsyncJobQError, HandlerError, InvalidJobError
@@ -34,7 +35,7 @@ from asyncjobq.signatures import calls_of, is_async, underlying
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping, Sequence
     from datetime import timedelta
-    from typing import Concatenate
+    from typing import Concatenate, Literal
 
     from asyncjobq.context import JobContext
     from asyncjobq.injection import Injected
@@ -67,6 +68,7 @@ class Handler(Generic[F_co]):
         """The middleware of the registry that it was made with."""
         self._arguments = Arguments(self.type, function)
         self._check_limits()
+        self._check_place()
         self.results = Results(self.type, function)
 
     def __call__(self: Handler[Callable[P, R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -111,6 +113,28 @@ class Handler(Generic[F_co]):
                     f"argument of {self.type!r}: it takes {self._arguments.signature}. For the "
                     "job's group, write key='group_key'."
                 )
+
+    def _check_place(self) -> None:
+        place = self.options.run_in
+        if place is not None and self.is_async:
+            raise HandlerError(
+                f"Handler {self.type!r} is an `async def`, which runs on the event loop; run_in="
+                f"{place!r} is for a `def`."
+            )
+        if not self.runs_in_process:
+            return
+        address_of(self.function, self.type)
+        if self.takes_context or self.injected:
+            raise HandlerError(
+                f"Handler {self.type!r} runs in a process of its own, where there is no JobContext "
+                "and nothing that the worker injects. Pass what it needs as arguments, or leave "
+                'run_in="process" out.'
+            )
+
+    @property
+    def runs_in_process(self) -> bool:
+        """Whether the function is called in a process of its own."""
+        return self.options.run_in == "process"
 
     def encode(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments as they are stored: checked, as JSON values, without defaults."""
@@ -198,6 +222,7 @@ class Handlers(Declarations):
         limits: Iterable[Limit] = ...,
         cost: float = ...,
         aliases: Iterable[str] = ...,
+        run_in: Literal["thread", "process"] | None = ...,
     ) -> Callable[[F], Handler[F]]: ...
     def handler(self, given: Any = None, /, **options: Any) -> Any:
         """Register the decorated function as the handler of a type: the name given, or its own.

@@ -34,6 +34,7 @@ from asyncjobq.lease import Claimed
 from asyncjobq.middleware import Middleware, surrounded
 from asyncjobq.options import LONGEST
 from asyncjobq.outcomes import Ending, Failure, Outcome
+from asyncjobq.processes import HandlerProcesses
 from asyncjobq.threads import HandlerThread
 
 logger = logging.getLogger("asyncjobq.run")
@@ -64,6 +65,7 @@ class JobRun:
         max_result_bytes: int = codec.MAX_BYTES,
         around: Sequence[Middleware] = (),
         resources: Resources | None = None,
+        processes: HandlerProcesses | None = None,
     ) -> None:
         """`grace` seconds are left for cleaning up, before the outcome is written without it."""
         self.on_start: Callable[[], None] = lambda: None
@@ -75,6 +77,7 @@ class JobRun:
         self._max_result_bytes = max_result_bytes
         self._around = (*around, *handler.around)
         self._resources = resources or Resources()
+        self._processes = processes
         self._thread = HandlerThread()
         self.deadline = monotonic() + claimed.timeout if claimed.timeout else None
         self.stopped: Stop | None = None
@@ -156,6 +159,9 @@ class JobRun:
         return await self._resources.call(self.handler.injected, self.context, call)
 
     async def _call(self, arguments: dict[str, Any], injected: dict[str, Any]) -> Any:
+        if self.handler.runs_in_process and self._processes is not None:
+            args, most = self.claimed.args, self._max_result_bytes
+            return await self._processes.run(self.handler, args, most)
         positional = (self.context,) if self.handler.takes_context else ()
         function = partial(self.handler.function, *positional, **arguments, **injected)
         if self.handler.is_async:

@@ -26,6 +26,7 @@ from asyncjobq.lease import Claimed
 from asyncjobq.middleware import Middleware
 from asyncjobq.options import NO_TIMEOUT
 from asyncjobq.outcomes import Ending, Outcome
+from asyncjobq.processes import HandlerProcesses
 from asyncjobq.run import JobRun, Stop
 from asyncjobq.settings import Settings
 from asyncjobq.states import TERMINAL, State
@@ -73,6 +74,7 @@ class Slots:
         self._around = surroundings.around
         self._resources = surroundings.resources
         self._emitter = Emitter(surroundings.subscribers, settings.worker_id)
+        self.processes = HandlerProcesses()
         self._threads = CapacityLimiter(settings.concurrency + ABANDONED_THREADS)
         self._held: Counter[str] = Counter()
         self._closed = False
@@ -115,6 +117,7 @@ class Slots:
             most,
             self._around,
             self._resources,
+            self.processes,
         )
         run.on_start = partial(self._emitter.started, job)
         charge = self._share.start(job.group_key, job.weight if weight is None else weight)

@@ -110,7 +110,7 @@ class Worker:
         """
         try:
             if await self._until_answered(check, in_background):
-                async with aclosing(self._resources):
+                async with aclosing(self._resources), aclosing(self._slots.processes):
                     await self._work()
         finally:
             self._limiter.close()

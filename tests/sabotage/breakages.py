@@ -988,6 +988,36 @@ BREAKAGES: Final = (
         backends=("postgresql",),
     ),
     Breakage(
+        "a process goes on after its job was ended",
+        "processes.py",
+        """        except BaseException:
+            await process.kill()
+            raise
+        finally:""",
+        "        finally:",
+        ("test_processes.py::TestDeath::test_comes_with_the_end_of_the_attempt",),
+        NONE,
+        unharmed="test_processes.py::TestCall::test_is_made_elsewhere_and_there_again",
+    ),
+    Breakage(
+        "a process that holds Python's lock outlives its worker",
+        "process_program.py",
+        "        _die_with_the_worker()\n",
+        "        pass\n",
+        ("test_processes.py::TestDeath::test_comes_with_that_of_the_worker",),
+        NONE,
+        unharmed="test_processes.py::TestCall::test_is_made_elsewhere_and_there_again",
+    ),
+    Breakage(
+        "what a process has started outlives it",
+        "processes.py",
+        "os.killpg(self._process.pid, signal.SIGKILL)",
+        "pass",
+        ("test_processes.py::TestDeath::test_comes_with_the_end_of_the_attempt",),
+        NONE,
+        unharmed="test_processes.py::TestCall::test_is_made_elsewhere_and_there_again",
+    ),
+    Breakage(
         "leases are renewed on the loop of the handlers",
         "renewing.py",
         "            await self._heartbeat.renew_once(apart)",
