@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -16,6 +18,7 @@ from asyncjobq import (
     Cancelled,
     CommitUnknownError,
     DatabaseUnavailableError,
+    InvalidJobError,
     JobRow,
     JobSpec,
     Scheduler,
@@ -47,6 +50,9 @@ WEIGHTS: Final = {
     "flow": 4,
     "broken_flow": 4,
     "crash": 1,
+    "think": 6,
+    "block": 0.3,
+    "retry": 4,
 }
 
 
@@ -73,7 +79,9 @@ class Load:
     """Calls that were made again, for the connection broke."""
     unknown: int = 0
     """Calls whose COMMIT may have happened: looked up before they are made again."""
-    _cancels: set[asyncio.Task[None]] = field(default_factory=set)
+    retried: Counter[str] = field(default_factory=Counter)
+    """How often jobs may have been run again, by name."""
+    _later_calls: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self, over: asyncio.Event) -> None:
         """Enqueue batches until the event is set."""
@@ -86,7 +94,7 @@ class Load:
             await asyncio.sleep(PAUSE)
             while not over.is_set() and await self._open() > BACKLOG:
                 await asyncio.sleep(PAUSE)
-        await asyncio.gather(*self._cancels)
+        await asyncio.gather(*self._later_calls)
 
     async def add_fresh(self) -> None:
         """Enqueue one more job, after all faults."""
@@ -131,18 +139,40 @@ class Load:
         job_id = await self._put(either, spec("work", name, seconds=self.draw.choice([0.3, 4.0])))
         dependant = spec("work", f"{name}-after").options(depends_on=[job_id])
         await self._put(either, dependant)
-        wait = self.draw.uniform(0.0, 2.0)
-        task = asyncio.create_task(self._cancel_later(name, job_id, wait))
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
 
-    async def _cancel_later(self, name: str, job_id: int, wait: float) -> None:
-        await asyncio.sleep(wait)
+        async def cancel() -> None:
+            self.answers[name] = await self._surely(lambda: self.scheduler.cancel(job_id))
 
-        async def cancel() -> Cancelled:
-            return await self.scheduler.cancel(job_id)
+        self._call_later(self.draw.uniform(0.0, 2.0), cancel)
 
-        self.answers[name] = await self._surely(cancel)
+    async def _retry(self, name: str) -> None:
+        """Run a job again that has failed, if it has by then, and with it what it had cancelled."""
+        job_id = await self._put(FAILED, spec("hopeless", name))
+        dependant = f"{name}-after"
+        await self._put(CANCELLED, spec("work", dependant).options(depends_on=[job_id]))
+
+        async def run_again() -> None:
+            self.retried.update([name, dependant])
+            with suppress(InvalidJobError):  # it has not failed yet, or runs again already
+                await self.scheduler.retry(job_id)
+
+        self._call_later(self.draw.uniform(0.5, 6.0), lambda: self._surely(run_again))
+
+    def _call_later(self, wait: float, call: Callable[[], Awaitable[None]]) -> None:
+        async def after_a_while() -> None:
+            await asyncio.sleep(wait)
+            await call()
+
+        task = asyncio.create_task(after_a_while())
+        self._later_calls.add(task)
+        task.add_done_callback(self._later_calls.discard)
+
+    async def _think(self, name: str) -> None:
+        await self._put(DONE, spec("think", name))
+
+    async def _block(self, name: str) -> None:
+        """Block the event loop of its worker for longer than a lease."""
+        await self._put(DONE, spec("block", name, seconds=4.0))
 
     async def _flow(self, name: str) -> None:
         await self._workflow(name, bad=False)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +19,8 @@ from cases.log import Log
 
 CRASHED: Final = 77
 """The exit code of a worker whose job has crashed it."""
-ATTEMPTS: Final = 10_000
+OFTEN: Final[dict[str, Any]] = {"max_attempts": 10_000, "retry": constant(0.1)}
+"""Of a job that is to succeed, whatever happens to its workers."""
 CRANES: Final = 3
 """Jobs of the type `lift` that may run at a time."""
 
@@ -60,16 +62,41 @@ class Settings:
 def handlers_of(log: Log) -> Handlers:
     """Return handlers that write a line at their start and one at their end."""
     handlers = Handlers()
-    often = {"max_attempts": ATTEMPTS, "retry": constant(0.1)}
+    _add_simple(handlers, log)
+    _add_failing(handlers, log)
+    _add_writing(handlers, log)
+    return handlers
 
-    @handlers.handler(**often)
+
+def _add_simple(handlers: Handlers, log: Log) -> None:
+    @handlers.handler(**OFTEN)
     async def work(ctx: JobContext, label: str, seconds: float = 0.0) -> int:
         log.write(label, ctx.attempt, "start")
         await asyncio.sleep(seconds)
         log.write(label, ctx.attempt, "end")
         return ctx.attempt
 
-    @handlers.handler(**often)
+    @handlers.handler(limits=[Concurrency("cranes", CRANES)], **OFTEN)
+    async def lift(ctx: JobContext, label: str, seconds: float) -> int:
+        return await work(ctx, label, seconds)
+
+    @handlers.handler(**OFTEN)
+    def think(ctx: JobContext, label: str) -> int:
+        log.write(label, ctx.attempt, "start")
+        time.sleep(0.2)
+        log.write(label, ctx.attempt, "end")
+        return ctx.attempt
+
+    @handlers.handler(**OFTEN)
+    async def block(ctx: JobContext, label: str, seconds: float) -> int:
+        log.write(label, ctx.attempt, "start")
+        time.sleep(seconds)  # noqa: ASYNC251
+        log.write(label, ctx.attempt, "end")
+        return ctx.attempt
+
+
+def _add_failing(handlers: Handlers, log: Log) -> None:
+    @handlers.handler(**OFTEN)
     async def flaky(ctx: JobContext, label: str, fails: int) -> int:
         log.write(label, ctx.attempt, "start")
         if ctx.attempt <= fails:
@@ -87,11 +114,9 @@ def handlers_of(log: Log) -> Handlers:
         log.write(label, ctx.attempt, "start")
         os._exit(CRASHED)
 
-    @handlers.handler(limits=[Concurrency("cranes", CRANES)], **often)
-    async def lift(ctx: JobContext, label: str, seconds: float) -> int:
-        return await work(ctx, label, seconds)
 
-    @handlers.handler(**often)
+def _add_writing(handlers: Handlers, log: Log) -> None:
+    @handlers.handler(**OFTEN)
     async def grow(ctx: JobContext, label: str, children: int) -> int:
         log.write(label, ctx.attempt, "start")
         for number in range(children):
@@ -100,15 +125,13 @@ def handlers_of(log: Log) -> Handlers:
         log.write(label, ctx.attempt, "end")
         return ctx.attempt
 
-    @handlers.handler(**often)
+    @handlers.handler(**OFTEN)
     async def complete(ctx: JobContext, label: str) -> None:
         log.write(label, ctx.attempt, "start")
         async with ctx.session() as session, session.begin():
             await session.execute(insert(Effect).values(job_id=ctx.job_id))
             await ctx.complete(session, ctx.attempt)
         log.write(label, ctx.attempt, "end")
-
-    return handlers
 
 
 def scheduler_of(settings: Settings, log: Log) -> Scheduler:

@@ -164,12 +164,15 @@ class Run:
     async def _judge(self) -> None:
         async with self.engine.connect() as connection:
             tables = await connection.run_sync(read_tables)
-        judge = Judge(tables, self.load.expected, self.load.answers, entries_of(self.log))
+        load = self.load
+        entries = entries_of(self.log)
+        judge = Judge(tables, load.expected, load.answers, load.retried, entries)
         self.problems += [*judge.faults(), *self.slots.problems, *self.slots.surprises()]
         self.figures |= {
             "jobs": len(tables.jobs),
             "by state": dict(Counter(row.state for row in tables.jobs.values())),
             "starts of handlers": judge.starts,
+            "jobs opened again by retry": judge.reopened,
             "jobs run more than once": judge.run_twice,
             "attempts recovered from lost leases": tables.lost_leases,
             "workers": len(self.slots.workers),
