@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import Connection, delete, insert, text, update
 
-from asyncjobq import CheckReport, Concurrency, Job, JobSpec, State, Workflow
+from asyncjobq import CheckReport, Concurrency, ConfigurationError, Job, JobSpec, State, Workflow
 from asyncjobq.backends.base import Backend
 from asyncjobq.check import CIRCLE, MOST, OVER_LIMIT
 from asyncjobq.check_small import NOTED_KEY_RULES, rules_for
@@ -414,11 +415,25 @@ class TestCheck:
         (finding,) = (await check(jobs, examples=MOST)).findings
         assert finding.examples == tuple(job.id for job in made)
 
+    async def test_takes_any_grace(self, jobs: Jobs) -> None:
+        await lease_run_out(jobs)
+        assert (await jobs.scheduler.check(grace=1e300, timeout=1e300)).clean
+
     async def test_says_what_it_had_no_time_for(self, jobs: Jobs) -> None:
         report = await check(jobs, timeout=0)
         assert not report.clean
         assert (report.findings, report.checked) == ((), ())
         assert set(report.unfinished) >= {"unsettled", "blocked by nothing", "limit exceeded"}
+
+    @pytest.mark.parametrize(
+        "wrong", [{"examples": -1}, {"examples": True}, {"grace": -1}, {"timeout": -0.1}]
+    )
+    async def test_refuses_numbers_that_mean_nothing(
+        self, jobs: Jobs, wrong: dict[str, Any]
+    ) -> None:
+        for call in (jobs.scheduler.check, jobs.scheduler.repair):
+            with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+                await call(**wrong)
 
 
 class TestRepair:
@@ -443,6 +458,17 @@ class TestRepair:
             report = await jobs.scheduler.repair(grace=GRACE)
             assert found(report.left) == {"lease without end": (claimed.lease.job_id,)}
         assert (await jobs.scheduler.repair(grace=GRACE)).left.clean
+
+    async def test_takes_nothing_for_mended_that_it_could_not_check_again(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await blocked_by_nothing(jobs)
+        check_it, times = jobs.scheduler._checking, itertools.chain([60.0], itertools.repeat(0.0))
+        monkeypatch.setattr(
+            jobs.scheduler, "_checking", lambda grace, _: check_it(grace, next(times))
+        )
+        report = await jobs.scheduler.repair(grace=GRACE)
+        assert (report.mended, report.left.checked) == ((), ())
 
     async def test_gives_no_key_to_two(self, jobs: Jobs) -> None:
         first = await jobs.enqueue(unique_key="key")
