@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from asyncjobq.backends.base import Backend, Database, T, Work
@@ -19,6 +19,9 @@ from asyncjobq.errors import DatabaseUnavailableError
 PATIENCE: Final = 30.0
 """Seconds for a transaction of a worker; the longest lock that one waits for is far shorter."""
 
+RENEWAL_PATIENCE: Final = 5.0
+"""At least so many seconds, or a third of the lease, for a renewal: there is time for another."""
+
 
 class BoundedDatabase(Database):
     """Another database, whose transactions are given up after `limit` seconds.
@@ -26,9 +29,11 @@ class BoundedDatabase(Database):
     Only for what may be repeated: whether a transaction has happened is not known then.
     """
 
-    def __init__(self, database: Database, limit: float) -> None:
+    def __init__(self, database: Database, limit: float, limit_apart: float) -> None:
+        """`limit_apart` is for the second loop, in which leases are renewed."""
         self._database = database
         self._limit = limit
+        self._limit_apart = limit_apart
 
     @property
     def backend(self) -> Backend:  # type: ignore[override]
@@ -38,8 +43,16 @@ class BoundedDatabase(Database):
     def url(self) -> URL:  # type: ignore[override]
         return self._database.url
 
+    @property
+    def queues(self) -> bool:
+        return self._database.queues
+
+    def waited(self, connection: Connection) -> float:
+        return self._database.waited(connection)
+
     async def apart(self) -> Database:
-        return BoundedDatabase(await self._database.apart(), self._limit)
+        limit = self._limit_apart
+        return BoundedDatabase(await self._database.apart(), limit, limit)
 
     async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
         return await self._bounded(self._database.run(work, repeatable=repeatable))
@@ -71,4 +84,6 @@ class BoundedDatabase(Database):
 
 def bounded(database: Database, lease_ttl: float) -> Database:
     """Return the database for the loops of a worker with such leases."""
-    return BoundedDatabase(database, max(PATIENCE, lease_ttl)) if database.remote else database
+    if not database.remote:
+        return database
+    return BoundedDatabase(database, max(PATIENCE, lease_ttl), max(RENEWAL_PATIENCE, lease_ttl / 3))
