@@ -32,6 +32,7 @@ NAMES = [
     "Graph",
     "Handler",
     "HandlerError",
+    "HandlerProcessError",
     "Handlers",
     "InvalidJobError",
     "Job",
