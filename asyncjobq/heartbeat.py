@@ -39,6 +39,8 @@ class Beat:
     completed: bool = False
     """Whether the handler has ended the job itself: there is no lease any more."""
     reported_at: float = -inf
+    held_at: float = -inf
+    """When another transaction was last seen to hold the row, which nobody can take then."""
     told: bool = False
     """Whether it was said that the lease has run out here and is kept all the same."""
 
@@ -128,11 +130,17 @@ class Heartbeat:
         """Stop the jobs whose lease could not be renewed in time."""
         now = monotonic()
         late = [
-            beat for beat in list(self._beats.values()) if now >= beat.sure_until and beat.is_of_use
+            beat
+            for beat in list(self._beats.values())
+            if now >= beat.sure_until and beat.is_of_use and not self._is_held(beat, now)
         ]
         if late and (database or self._database).queues:
             late = await self._taken_among(late, database or self._database)
         _give_up(late)
+
+    def _is_held(self, beat: Beat, now: float) -> bool:
+        """Tell whether the row was held a moment ago; if so, it is renewed a moment after."""
+        return beat.held_at + 2 * self.step > now
 
     async def _taken_among(self, late: list[Beat], database: Database) -> list[Beat]:
         """Return whose lease is another's, or nobody knows; who queues with us can take none."""
@@ -152,6 +160,8 @@ class Heartbeat:
             beat.leased_at = asked_at
             beat.renewed = True
             beat.told = False
+        for beat in self._among(renewal.held):
+            beat.held_at = asked_at
         self._cancel(renewal.cancel_requested)
         for beat in self._among(renewal.lost):
             if beat.is_of_use:

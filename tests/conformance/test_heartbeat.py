@@ -130,14 +130,28 @@ async def test_says_nothing_of_a_lease_whose_job_has_just_ended(
 async def test_a_lease_whose_row_somebody_holds_is_not_lost(
     jobs: Jobs, heartbeat: Heartbeat
 ) -> None:
+    """However long: nobody else can take it, and it is renewed as soon as it is free."""
     claimed = await jobs.leased()
-    run = kept(heartbeat, claimed, age=2)
+    run = kept(heartbeat, claimed, age=TTL * 2)
     async with jobs.limited_time(), jobs.transaction() as take:
         await take(holding(claimed))
         await heartbeat.renew_once()
+        await heartbeat.expire_once()
     assert run.stopped is None
     await heartbeat.renew_once()
+    await heartbeat.expire_once()
+    assert run.stopped is None
     assert await jobs.state(claimed) == State.RUNNING
+
+
+async def test_a_lease_whose_row_was_held_a_while_ago_is_lost_in_time(
+    jobs: Jobs, heartbeat: Heartbeat
+) -> None:
+    run = kept(heartbeat, await jobs.leased(), age=TTL * 2)
+    (beat,) = heartbeat._beats.values()
+    beat.held_at = monotonic() - 3 * heartbeat.step
+    await heartbeat.expire_once()
+    assert run.stopped is Stop.LEASE_LOST
 
 
 async def test_a_lease_that_could_not_be_renewed_in_time_stops_its_handler(
