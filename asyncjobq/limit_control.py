@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from asyncjobq.backends.base import Backend
-from asyncjobq.errors import ConfigurationError, LeaseLostError
-from asyncjobq.lease import Lease
-from asyncjobq.limit_rules import LimitRules
+from asyncjobq.errors import ConfigurationError
+from asyncjobq.lease import Lease, loss_of, still_ours
+from asyncjobq.limit_rules import LimitRules, Use
 from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.meters import BudgetMeter
 from asyncjobq.models import LANE
 from asyncjobq.permits import open_permits, save_level
+from asyncjobq.transition import fence, fence_values
 
 
 def set_limit(
@@ -69,22 +71,33 @@ def checked_change(
         RateLimit(name, amount, per=1.0 if per is None else per, burst=burst or 1)
 
 
-def correct_cost(
+def correct_cost_once(
     connection: Connection, backend: Backend, lease: Lease, cost: float, rules: LimitRules
-) -> None:
+) -> bool:
     """Replace a running job's cost by what it really was, and correct the budgets that it used.
 
-    Raises LeaseLostError if the job is no longer this worker's.
+    False if somebody holds the job's row: it may be this very handler, in a session, and waiting
+    would be for ever. Raises LeaseLostError if the job is no longer this worker's.
     """
     jobs = backend.tables.jobs
-    names = (*LANE, "cost", "started_at", "lease_owner", "lease_token")
-    row: Any = backend.wait_for_row(connection, lease.job_id, [jobs.c[name] for name in names])
-    if row is None or (row.lease_owner, row.lease_token) != (lease.owner, lease.token):
-        raise LeaseLostError(lease.job_id)
-    connection.execute(update(jobs).where(jobs.c.id == lease.job_id).values(cost=cost))
+    columns = [jobs.c[name] for name in (*LANE, "cost", "started_at")]
+    ours = (jobs.c.lease_owner == lease.owner, jobs.c.lease_token == lease.token)
+    row: Any = next(iter(backend.lock_rows(connection, [lease.job_id], columns, *ours)), None)
+    if row is None:
+        if still_ours(connection, backend, [lease]):
+            return False
+        raise loss_of(connection, backend, lease)
+    statement = update(jobs).where(fence(backend.tables)).values(cost=bindparam("new_cost"))
+    connection.execute(statement, {**fence_values(lease.row), "new_cost": cost})
     budgets = [use for use in rules.uses(row) if isinstance(use.limit, Budget)]
-    if not budgets or cost == row.cost:
-        return
+    if budgets and cost != row.cost:
+        _correct(connection, backend, budgets, row, cost)
+    return True
+
+
+def _correct(
+    connection: Connection, backend: Backend, budgets: Sequence[Use], row: Any, cost: float
+) -> None:
     permits = open_permits(connection, backend, budgets, wait=True)
     for place, meter in permits.meters.items():
         if isinstance(meter, BudgetMeter):

@@ -104,7 +104,8 @@ class LimitRules:
         try:
             return self.key_of(queue, type_name, codec.decode(args))
         except (ValueError, AttributeError):  # it fails when it is run, and says why
-            return self.key_of(queue, type_name, {})
+            names = [limit.argument for limit in self.of(queue, type_name) if limit.argument]
+            return joined(dict.fromkeys(names, ""))
 
     def has_keys_of(self, job: Placed) -> bool:
         """Tell whether a job's `limit_key` names the arguments that its limits are keyed by."""

@@ -29,7 +29,7 @@ from asyncjobq.errors import ConfigurationError, SchedulerStateError
 from asyncjobq.handlers import Handlers
 from asyncjobq.job import Job
 from asyncjobq.lease import Lease
-from asyncjobq.limit_control import correct_cost
+from asyncjobq.limit_control import correct_cost_once
 from asyncjobq.limit_rules import LimitRules
 from asyncjobq.options import JobSpec
 from asyncjobq.results import storable
@@ -95,7 +95,11 @@ class HandlerServices:
 
     async def set_cost(self, lease: LeaseRef, cost: float) -> None:
         own, backend = _own(lease), self._database.backend
-        await self._database.run(lambda c: correct_cost(c, backend, own, cost, self._rules))
+        await self._once_free(
+            own,
+            lambda c: correct_cost_once(c, backend, own, cost, self._rules),
+            "commit it first",
+        )
 
     async def checkpoint(self, lease: LeaseRef, value: Any, session: Any, note: Note) -> None:
         text = self._checkpoint(lease, value)
@@ -123,14 +127,24 @@ class HandlerServices:
         return storable(value, f"The checkpoint of job {lease.job_id}", self._max_result_bytes)
 
     async def _checkpoint_alone(self, lease: Lease, text: Encoded) -> None:
-        """Store it in a transaction of its own, as soon as nobody else holds the job's row."""
-        backend, begun = self._database.backend, monotonic()
-        while not await self._database.run(lambda c: checkpoint_once(c, backend, lease, text)):
+        backend = self._database.backend
+        await self._once_free(
+            lease,
+            lambda c: checkpoint_once(c, backend, lease, text),
+            "commit it first, or pass it: ctx.checkpoint(value, session)",
+        )
+
+    async def _once_free(
+        self, lease: Lease, step: Callable[[Connection], bool], advice: str
+    ) -> None:
+        """Take a step in a transaction of its own, as soon as nobody else holds the job's row."""
+        begun = monotonic()
+        while not await self._database.run(step):
             if monotonic() - begun > HELD_TIMEOUT:
                 raise SchedulerStateError(
                     f"The row of job {lease.job_id} is locked by a transaction that does not end. "
-                    "If that is a session in which this handler has stored a checkpoint, commit "
-                    "it first, or pass it: ctx.checkpoint(value, session)."
+                    "If that is a session in which this handler has stored a checkpoint, "
+                    f"{advice}."
                 )
             await asyncio.sleep(HELD_PAUSE)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from sqlalchemy import Connection
 
 from asyncjobq import (
@@ -27,16 +28,21 @@ from asyncjobq import (
 from asyncjobq.backends.base import Backend, Take
 from asyncjobq.codec import encode
 from asyncjobq.lease import Claimed
-from asyncjobq.limit_control import clear_limit, correct_cost, set_limit, set_weight
+from asyncjobq.limit_control import clear_limit, correct_cost_once, set_limit, set_weight
 from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limited import LimitedClaim, claim_limited_once
 from asyncjobq.outcomes import Ending, Outcome
 from asyncjobq.permits import make_rows
 from conformance.kit import Jobs
 from conformance.running import serving, until
-from conformance.steps import DEFAULTS, TTL, Step, ids_of, scanning
+from conformance.steps import DEFAULTS, TTL, Step, holding, ids_of, scanning
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Point(BaseModel):
+    x: int
+
 
 RETRIED = Outcome(Ending.FAILED, error="again", retry_after=0.0)
 
@@ -182,12 +188,42 @@ class TestBudget:
         for _ in range(3):
             await jobs.enqueue(cost=6)
         (first,) = await claim(jobs, rules)
-        await jobs.do(lambda c, b: correct_cost(c, b, first.lease, 1.5, rules))
+        await jobs.do(lambda c, b: correct_cost_once(c, b, first.lease, 1.5, rules))
         assert (await jobs.row(first)).cost == 1.5
         (second,) = await claim(jobs, rules)
-        await jobs.do(lambda c, b: correct_cost(c, b, second.lease, 12, rules))
+        await jobs.do(lambda c, b: correct_cost_once(c, b, second.lease, 12, rules))
         jobs.later(3600)
         assert len(await claim(jobs, rules)) == 1  # 3.5 are paid back: 6 fit
+
+    @pytest.mark.requires("row_locks")
+    async def test_waits_for_no_session_that_may_be_the_handlers_own(self, jobs: Jobs) -> None:
+        rules = rules_of(Budget("tokens", 10, per=3600))
+        await jobs.enqueue(cost=6)
+        (first,) = await claim(jobs, rules)
+        async with jobs.limited_time(), jobs.transaction() as take:
+            await take(holding(first))
+            assert not await jobs.do(lambda c, b: correct_cost_once(c, b, first.lease, 1, rules))
+        assert await jobs.do(lambda c, b: correct_cost_once(c, b, first.lease, 1, rules))
+        assert (await jobs.row(first)).cost == 1
+
+    @pytest.mark.parametrize("args", [{}, {"tenant": {}}, {"tenant": 5}])
+    async def test_what_no_key_can_be_made_of_stops_no_claim(self, jobs: Jobs, args: Any) -> None:
+        scheduler = jobs.another(limits=[])
+
+        @scheduler.handler(limits=[Concurrency("one", 1, key="tenant")])
+        async def odd(tenant: Point = None) -> None:  # type: ignore[assignment]
+            """Its default is none of its type."""
+
+        @scheduler.handler
+        async def other() -> None: ...
+
+        job = await jobs.enqueue("odd")
+        await jobs.spoil(job, args=args)
+        await scheduler.enqueue(other.job())
+        async with jobs.limited_time():
+            ended = await scheduler.drain()
+        assert ended[State.DONE] >= 1
+        assert (await scheduler.get(job)).ended
 
     async def test_only_for_whoever_holds_the_lease(self, jobs: Jobs) -> None:
         rules = rules_of(Budget("tokens", 10, per=3600))
@@ -195,7 +231,7 @@ class TestBudget:
         (first,) = await claim(jobs, rules)
         await jobs.finish(first, outcome=RETRIED)
         with pytest.raises(LeaseLostError):
-            await jobs.do(lambda c, b: correct_cost(c, b, first.lease, 1, rules))
+            await jobs.do(lambda c, b: correct_cost_once(c, b, first.lease, 1, rules))
         assert (await jobs.row(first)).cost == 6
 
 
