@@ -49,6 +49,10 @@ class Emitter:
         """Tell that a handler has blocked the loop, after it has let it go."""
         self._emit(events.LoopBlocked, job, job.lease.job_id, duration=duration, stack=stack)
 
+    def left_behind(self, job: Claimed, reason: str) -> None:
+        """Tell of a handler that goes on although its attempt has ended."""
+        self._emit(events.LeftBehind, job, job.lease.job_id, reason=reason)
+
     def finished(
         self, job: Claimed, outcome: Outcome, state: State | None, duration: float
     ) -> None:

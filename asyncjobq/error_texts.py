@@ -63,5 +63,12 @@ def _keep_users_frames(report: TracebackException) -> None:
 
 
 _ANYIO: Final = anyio.__path__[0]
-_PARTS: Final = ("run.py", "middleware.py", "injection.py", "threads.py", "process_program.py")
+_PARTS: Final = (
+    "run.py",
+    "middleware.py",
+    "injection.py",
+    "threads.py",
+    "forks.py",
+    "process_program.py",
+)
 _OURS: Final = {str(Path(__file__).with_name(name)) for name in _PARTS}

@@ -122,6 +122,14 @@ class LoopBlocked(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeftBehind(Event):
+    """The job's handler does not end when it is stopped; it goes on, without its slot."""
+
+    reason: str
+    """Why it was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reclaimed(Event):
     """A lease ran out, and was taken back; the job is ready again, or its end is told next."""
 

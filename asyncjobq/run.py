@@ -28,6 +28,7 @@ from asyncjobq.context import JobContext
 from asyncjobq.ends import AttemptEnd, Cancel, Fail, Retry, Snooze
 from asyncjobq.error_texts import described, summary
 from asyncjobq.errors import ArgumentsError, ResultError
+from asyncjobq.forks import InOneProcess
 from asyncjobq.handlers import AnyHandler
 from asyncjobq.injection import Resources
 from asyncjobq.lease import Claimed
@@ -150,7 +151,7 @@ class JobRun:
         _RUNNING.set(self)
         try:
             call = partial(self._call_with_resources, arguments)
-            return await surrounded(self._around, self.context, call), None
+            return await InOneProcess(surrounded(self._around, self.context, call)), None
         except BaseException as error:
             return None, error
 
@@ -172,6 +173,11 @@ class JobRun:
             )
         finally:
             self._thread.at_work = False
+
+    @property
+    def left_behind(self) -> asyncio.Task[Any] | None:
+        """The handler's task, if that goes on although the job has ended."""
+        return self._task if self._task is not None and not self._task.done() else None
 
     def _concluded(self, task: asyncio.Task[Any]) -> Outcome:
         if not task.done():

@@ -35,8 +35,8 @@ from asyncjobq.writer import OutcomeWriter
 
 logger = logging.getLogger("asyncjobq.worker")
 
-ABANDONED_THREADS: Final = 32
-"""Threads of `def` handlers that may outlive their jobs before new ones have to wait."""
+LEFT_BEHIND: Final = 32
+"""Handlers that may outlive their jobs before each takes a slot away."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,17 @@ class Slots:
         self._resources = surroundings.resources
         self._emitter = Emitter(surroundings.subscribers, settings.worker_id)
         self.processes = HandlerProcesses()
-        self._threads = CapacityLimiter(settings.concurrency + ABANDONED_THREADS)
+        self._threads = CapacityLimiter(settings.concurrency + LEFT_BEHIND)
         self._held: Counter[str] = Counter()
+        self._left_behind: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def free(self) -> int:
         """How many jobs may be started now."""
-        return 0 if self._closed else self._settings.concurrency - self._held.total()
+        too_many = max(0, len(self._left_behind) - LEFT_BEHIND)
+        return 0 if self._closed else self._settings.concurrency - self._held.total() - too_many
 
     @property
     def free_by_queue(self) -> dict[str, int]:
@@ -180,6 +182,8 @@ class Slots:
         try:
             outcome = await run.outcome()
             run.over = True
+            if (task := run.left_behind) is not None:
+                self._leave_behind(run, task)
             duration, state = monotonic() - begun, None
             if outcome.ending is not Ending.LEASE_LOST:
                 told, completing = run.context.reported.pending, run.context.completing
@@ -191,6 +195,25 @@ class Slots:
             self._share.finish(charge, monotonic() - begun)
             self.on_slot_free(run.claimed)
             self.on_free()
+
+    def _leave_behind(self, run: JobRun, task: asyncio.Task[Any]) -> None:
+        """Let a handler go on without its slot; those beyond a number each keep one from use."""
+        self._left_behind.add(task)
+        self._emitter.left_behind(run.claimed, run.stopped.value if run.stopped else "")
+        if len(self._left_behind) > LEFT_BEHIND:
+            logger.critical(
+                "%s handlers go on although their jobs have ended. Until they return, this worker "
+                "has fewer slots; restart it, and mend what hangs or run it in a process.",
+                len(self._left_behind),
+            )
+
+        def returned(_task: asyncio.Task[Any]) -> None:
+            self._left_behind.discard(task)
+            job_id, job_type = run.claimed.lease.job_id, run.claimed.type
+            logger.warning("The handler of job %s (%s), left behind, has ended.", job_id, job_type)
+            self.on_free()
+
+        task.add_done_callback(returned)
 
     async def _finish(self, job: Claimed, finished: Finished) -> State | None:
         state = await self._writer.write(finished)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from asyncjobq.forks import end_if_forked
 
 
 class HandlerThread:
@@ -22,7 +25,14 @@ class HandlerThread:
             if self._barred:  # while it waited for a thread that was free
                 raise asyncio.CancelledError
             self.at_work = True
-        return function()
+        pid = os.getpid()
+        try:
+            value = function()
+        except BaseException as error:
+            end_if_forked(pid, error)
+            raise
+        end_if_forked(pid)
+        return value
 
     def bar(self) -> bool:
         """Keep the handler from being called in a thread from now on; False if one is at work."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
+
+from asyncjobq.errors import SchedulerStateError
 
 T = TypeVar("T")
 
@@ -25,10 +28,16 @@ class PerLoop(Generic[T]):
         self._close = close
         self._held: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None]]]
         self._held = WeakKeyDictionary()
+        self._pids: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 
     async def get(self) -> T:
         """Return the running loop's own."""
         loop = asyncio.get_running_loop()
+        if self._pids.setdefault(loop, os.getpid()) != os.getpid():
+            raise SchedulerStateError(
+                "This process was forked while an event loop ran, and has copies of another's "
+                "connections, which it must not use. Start a loop of its own, or another program."
+            )
         if loop not in self._held:
             thing = self._make()
             ending = self._until_shutdown(thing)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncjobq import Scheduler
+from asyncjobq import Scheduler, SchedulerStateError
+from asyncjobq.backends import loops
 from conformance.running import serving
 
 
@@ -30,6 +31,18 @@ def test_one_scheduler_in_several_loops(database_url: str) -> None:
     for n in range(3):
         asyncio.run(once(n, close=False))
     asyncio.run(once(3, close=True))
+
+
+async def test_a_forked_process_does_not_use_the_connections_that_it_has_copies_of(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Scheduler(database_url) as scheduler:
+        await scheduler.create_schema()
+        with monkeypatch.context() as patch:
+            patch.setattr(loops.os, "getpid", lambda: -1)  # as in the other process
+            with pytest.raises(SchedulerStateError, match="forked while an event loop ran"):
+                await scheduler.find()
+        assert await scheduler.find() == []
 
 
 @pytest.fixture

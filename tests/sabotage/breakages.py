@@ -1050,6 +1050,26 @@ BREAKAGES: Final = (
         backends=("postgresql",),
     ),
     Breakage(
+        "a process that a handler has forked works on",
+        "forks.py",
+        "    if os.getpid() == pid:\n        return\n",
+        "    return\n",
+        (
+            "test_hostile_handlers.py::TestFork::test_of_one_on_the_loop",
+            "test_hostile_handlers.py::TestFork::test_of_one_in_a_thread",
+        ),
+    ),
+    Breakage(
+        "any number of handlers is left behind",
+        "slots.py",
+        "too_many = max(0, len(self._left_behind) - LEFT_BEHIND)",
+        "too_many = 0",
+        (
+            "test_hostile_handlers.py::"
+            "test_only_so_many_are_left_behind_with_their_slots_in_use_again",
+        ),
+    ),
+    Breakage(
         "a process goes on after its job was ended",
         "processes.py",
         """        except BaseException:
