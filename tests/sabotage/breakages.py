@@ -921,7 +921,7 @@ BREAKAGES: Final = (
         "workers that wait do not see a changed limit",
         "openings.py",
         "if place[0] in names]:",
-        "if not names]:",
+        "if place is names]:",
         ("test_limits_hard.py::TestChangedAtRuntime::test_workers_that_wait_see_it",),
     ),
     Breakage(
