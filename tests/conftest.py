@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from servers import BACKENDS, Servers
 from throwaway import MissingServerError
 
 DEVELOPMENT_MODE = "PYTHONDEVMODE"
+SLOW_STEP = "Executing %s took %.3f seconds"
 SERVERS = pytest.StashKey[Servers]()
 
 
@@ -27,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = servers
     config.pluginmanager.register(BackendReport(servers), "asyncjobq-backend-report")
     config.add_cleanup(servers.close)
+    # What asyncio says in development mode of a step that took long says how busy the machine is.
+    logging.getLogger("asyncio").addFilter(lambda record: record.msg != SLOW_STEP)
     if hasattr(config, "workerinput"):
         os.environ.pop(DEVELOPMENT_MODE, None)  # it is not for the programs that tests start
 
