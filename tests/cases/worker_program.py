@@ -9,9 +9,11 @@ import asyncio
 import json
 import logging
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from asyncjobq import Concurrency, Handlers, JobContext, Limit, RateLimit, Scheduler, constant
 from cases.log import Log
 
-TYPES = ("work", "block", "hold", "crash", "look_up", "grow")
+TYPES = ("work", "block", "hold", "unplug", "crash", "look_up", "grow")
 
 
 @dataclass
@@ -89,7 +91,7 @@ def handlers_of(settings: Settings, log: Log) -> Handlers:
         return ctx.attempt
 
     special: dict[str, Callable[..., Any]] = {"crash": crash, "look_up": look_up, "grow": grow}
-    special["hold"] = _holding(log)
+    special |= {"hold": _holding(log), "unplug": _unplugging(log)}
     if settings.blocking:
         special["block"] = block
     for name in settings.types:
@@ -115,6 +117,26 @@ def _holding(log: Log) -> Callable[..., Any]:
         return ctx.attempt
 
     return hold
+
+
+def _unplugging(log: Log) -> Callable[..., Any]:
+    """Return a handler that, at its first attempt, closes every socket of its process."""
+
+    async def unplug(ctx: JobContext, label: str) -> int:
+        log.write(label, ctx.attempt, "start")
+        if ctx.attempt == 1:
+            _close_sockets()
+        log.write(label, ctx.attempt, "end")
+        return ctx.attempt
+
+    return unplug
+
+
+def _close_sockets() -> None:
+    for file in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(file.name)).st_mode):
+                os.close(int(file.name))
 
 
 def _limits_of(settings: Settings) -> list[Limit]:

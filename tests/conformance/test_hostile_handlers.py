@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,14 @@ class Stubborn:
     async def returned(self) -> bool:
         return self.at_work == 0
 
+    @asynccontextmanager
+    async def let_go_at_last(self) -> AsyncIterator[None]:
+        """Let it go also if the test fails: its loop would wait for it for ever."""
+        try:
+            yield
+        finally:
+            self.let_go.set()
+
 
 @pytest.fixture
 def scheduler(jobs: Jobs) -> Scheduler:
@@ -75,7 +85,7 @@ async def test_one_that_swallows_its_cancellation_is_left_behind(
 ) -> None:
     stubborn, told = Stubborn(scheduler), list[events.LeftBehind]()
     scheduler.subscribe(told.append, events.LeftBehind)
-    async with serving(scheduler):
+    async with serving(scheduler), stubborn.let_go_at_last():
         job = await scheduler.enqueue(stubborn.handler.job())
         assert await work() == "done"
         row = await jobs.row(job)
@@ -98,7 +108,7 @@ async def test_only_so_many_are_left_behind_with_their_slots_in_use_again(
     async def are_left_behind() -> bool:
         return "3 handlers go on although their jobs have ended" in caplog.text
 
-    async with serving(scheduler):
+    async with serving(scheduler), stubborn.let_go_at_last():
         hung = await scheduler.enqueue_many([stubborn.handler.job() for _ in range(4)])
         await until(are_left_behind)
         assert scheduler._worker is not None
@@ -200,7 +210,8 @@ class TestFork:
 
 
 def act_as_child(how: str) -> None:
-    """Be silent, and leave the handler in one of several ways."""
+    """Be silent, and leave the handler in one of several ways; do not live on for long."""
+    signal.alarm(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     if how == "raise":
         raise OwnError
