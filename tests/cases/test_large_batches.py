@@ -46,7 +46,7 @@ async def end_all(upstreams: list[Job[int]], case: Case) -> None:
     upstream = JobRow.type == "parked"
     await case.write(
         update(JobDepRow).where(JobDepRow.depends_on_id < last).values(satisfied=True),
-        update(JobRow).where(upstream).values(state="done"),
+        update(JobRow).where(upstream).values(state="done", finished_at=JobRow.created_at),
         update(JobRow).where(upstream, JobRow.id >= last).values(settled=False),
     )
 
