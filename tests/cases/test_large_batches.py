@@ -32,6 +32,7 @@ async def test_many_jobs_at_once_and_one_after_all_of_them(case: Case) -> None:
     assert await case.rows(select(func.count()).select_from(JobDepRow)) == [(JOBS,)]
     worker = case.start_worker(lease_ttl=10.0)
     await case.up(worker)
+    await wait_until(partial(nothing_is_unsettled, case), 60.0, "its edges are settled")
     await case.check_alive(worker)
     assert (await case.scheduler.get(waiting)).state == "blocked"
     await end_all(upstreams, case)
