@@ -60,7 +60,7 @@ class Stubborn:
 
 @pytest.fixture
 def scheduler(jobs: Jobs) -> Scheduler:
-    return jobs.another(lease_ttl=1.0, concurrency=1, poll_interval=0.1)
+    return jobs.another(lease_ttl=6.0, concurrency=1, poll_interval=0.1)
 
 
 @pytest.fixture

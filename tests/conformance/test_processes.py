@@ -226,8 +226,10 @@ class TestDeath:
         environment = {**os.environ, "PYTHONPATH": paths}
         start = functools.partial(subprocess.Popen, [sys.executable, "-c", program])
         with await asyncio.to_thread(start, env=environment) as worker:
-            await until(lambda: exists(file))
-            worker.kill()
+            try:
+                await until(lambda: exists(file))
+            finally:  # or a test that is late would wait for it for ever
+                worker.kill()
         pids = [int(pid) for pid in file.read_text().split()]
         try:
             for pid in pids:
