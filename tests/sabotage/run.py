@@ -117,6 +117,8 @@ def _outcomes(report: Path) -> dict[str, set[str]]:
             (word for tag, word in _TAGS.items() if case.find(tag) is not None), "passed"
         )
         folder, *place = case.get("classname", "").removeprefix("tests.").split(".")
+        if not place:  # a file that could not be collected
+            continue
         name, _, parameters = case.get("name", "").partition("[")
         backend = parameters.rstrip("]").split("-")[0]
         backend = backend if backend in ALL else "none"
