@@ -266,7 +266,9 @@ async def test_in_the_program_itself(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert (ran.stdout, ran.stderr) == ("True\n", "")
+    # What asyncio says of a step that took long says how busy the machine is.
+    said = [line for line in ran.stderr.splitlines() if not line.startswith("Executing <")]
+    assert (ran.stdout, said) == ("True\n", [])
 
 
 async def test_in_a_worker(jobs: Jobs, tmp_path: Path) -> None:
