@@ -36,6 +36,7 @@ class Arguments:
         self.signature = inspect.Signature(filled_in)
         self._reserved = {p.name for p in parameters} - self.signature.parameters.keys()
         self._extra = next((p.name for p in filled_in if p.kind is Parameter.VAR_KEYWORD), None)
+        self._required = {p.name for p in filled_in if p.default is Parameter.empty}
         self._converters: dict[str, Converter] | None = None
         if all(map(is_resolved, filled_in)):
             self._converters = self._make_converters()
@@ -85,6 +86,13 @@ class Arguments:
             )
 
     def _bind(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+        known = self.signature.parameters
+        if (
+            not positional
+            and self._extra is None
+            and self._required <= named.keys() <= known.keys()
+        ):
+            return {name: named[name] for name in known if name in named}  # as bind() would
         try:
             for name in sorted(self._reserved.intersection(named)):
                 raise self._refusal(f"{name!r} is filled in by the worker")

@@ -22,10 +22,15 @@ class Encoded(str):
     __slots__ = ()
 
 
+_NULL: Final = Encoded("null")
+
+
 def encode(value: Any) -> Encoded:
     """Return `value` as JSON text; raise ValueError saying which part cannot be stored."""
     if isinstance(value, Encoded):
         return value
+    if value is None:
+        return _NULL
     try:
         text = _ENCODER.encode(value)
         text.encode()  # a lone surrogate is legal in a str and in no database

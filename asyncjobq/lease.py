@@ -7,7 +7,7 @@ so an owner that comes back late changes nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
@@ -69,7 +69,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A job that this worker has leased; `args` and `meta` are still JSON text."""
+    """A job that this worker has leased; `args` and `meta` are still JSON text.
+
+    Its fields are in the order of `claim_columns`.
+    """
 
     lease: Lease
     queue: str
@@ -161,36 +164,24 @@ def _claim_values(backend: Backend, owner: str, ttl: float, defaults: Defaults) 
 
 def _claim_columns(backend: Backend) -> list[ColumnElement[Any]]:
     jobs = backend.tables.jobs
-    names = ("id", "lease_token", "queue", "type", "limit_key", "group_key", "weight")
     return [
-        *(jobs.c[name] for name in names),
-        *(jobs.c[name] for name in ("attempt", "max_attempts", "timeout")),
-        *(jobs.c[name] for name in ("created_at", "started_at")),
+        *(jobs.c[name] for name in ("id", "lease_token", "queue", "type", "limit_key")),
         # As text: a row whose arguments cannot be decoded must fail alone, not spoil the claim.
         backend.text_of(jobs.c.args).label("args"),
+        *(jobs.c[name] for name in ("group_key", "weight", "attempt", "max_attempts", "timeout")),
+        *(jobs.c[name] for name in ("created_at", "started_at")),
         backend.text_of(jobs.c.meta).label("meta"),
         backend.text_of(jobs.c.checkpoint).label("checkpoint"),
     ]
 
 
+_CLAIM_COLUMNS: Final = len(fields(Claimed)) + 1  # a lease is made of two
+
+
 def claimed_from(row: Any, owner: str) -> Claimed:
-    """Return the claimed job of a row with `claim_columns`."""
-    return Claimed(
-        lease=Lease(row.id, owner, row.lease_token),
-        queue=row.queue,
-        type=row.type,
-        limit_key=row.limit_key,
-        args=row.args,
-        group_key=row.group_key,
-        weight=row.weight,
-        attempt=row.attempt,
-        max_attempts=row.max_attempts,
-        timeout=row.timeout,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        meta=row.meta,
-        checkpoint=row.checkpoint,
-    )
+    """Return the claimed job of a row that begins with `claim_columns`."""
+    job_id, token, *others = row[:_CLAIM_COLUMNS]
+    return Claimed(Lease(job_id, owner, token), *others)
 
 
 def renew_once(

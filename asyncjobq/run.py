@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -87,7 +87,8 @@ class JobRun:
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
-        self._stop_asked = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended: Callable[[Outcome], None] = lambda outcome: None
 
     @property
     def overdue(self) -> bool:
@@ -103,7 +104,7 @@ class JobRun:
         self.context.cancel_requested = True  # a thread sees it also while the loop is blocked
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed, and the handler gone with it
-                self._loop.call_soon_threadsafe(self._stop_asked.set)
+                self._loop.call_soon_threadsafe(self._halt)
 
     def is_at_work_in(self, task: asyncio.Task[Any]) -> bool:
         """Tell whether a task is the handler's own, or (from Python 3.12 on) was made by it."""
@@ -112,48 +113,77 @@ class JobRun:
         context = getattr(task, "get_context", contextvars.Context)()
         return context.get(_RUNNING) is self
 
-    async def outcome(self) -> Outcome:
-        """Run the handler to its end, or to the end of its time, and say how it ended."""
-        self._loop = asyncio.get_running_loop()
+    def begin(self, ended: Callable[[Outcome], None]) -> None:
+        """Call the handler, and say how it ended; once, on this loop, at the latest `grace` after
+        it was stopped or its time was over.
+
+        By callbacks: a task that waits for the handler's would cost more than a short job itself.
+        """
+        self._loop, self._ended = asyncio.get_running_loop(), ended
         if self.stopped is not None:
-            return self._stopped_outcome()
+            return self._end(self._stopped_outcome())
         try:
             arguments = self.handler.decode(codec.decode(self.claimed.args))
         except ArgumentsError as error:
-            return _failed(str(error), error)
+            return self._end(_failed(str(error), error))
         except Exception as error:
-            return _failed(f"The stored arguments cannot be read: {error!r}", error)
+            reason = f"The stored arguments cannot be read: {error!r}"
+            return self._end(_failed(reason, error))
         self._task = self._loop.create_task(
             self._contained(arguments),
             name=f"asyncjobq job {self.claimed.lease.job_id} ({self.claimed.type})",
             context=contextvars.Context(),  # nothing of whoever started the worker
         )
-        self.on_start()
-        await self._watch(self._task)
-        return self._concluded(self._task)
+        self._task.add_done_callback(self._conclude)
+        if self.deadline is not None:
+            self._call_later(self.deadline - monotonic(), self._time_is_up)
+        return self.on_start()
 
-    async def _watch(self, task: asyncio.Task[Any]) -> None:
-        """Wait for the handler; cancel it when its time is over or it is stopped."""
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        try:
-            left = None if self.deadline is None else max(0.0, self.deadline - monotonic())
-            await asyncio.wait({task, stop}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-        if not task.done():
-            self.stop(Stop.TIMED_OUT)
-            if self._thread.bar():  # one that is at work can only be asked
-                task.cancel()
-            await asyncio.wait({task}, timeout=self._grace)
+    def _time_is_up(self) -> None:
+        self.stop(Stop.TIMED_OUT)
+
+    def _halt(self) -> None:
+        """Cancel the handler, and give it up if it does not end."""
+        task = self._task
+        if task is None or self.over:
+            return
+        if self._thread.bar():  # one that is at work can only be asked
+            task.cancel()
+        self._call_later(self._grace, partial(self._conclude, task))
+
+    def _conclude(self, task: asyncio.Task[Any]) -> None:
+        if not self.over:
+            self._end(self._concluded(task))
+
+    def _end(self, outcome: Outcome) -> None:
+        self.over = True
+        self._call_no_more()
+        self._ended(outcome)
+
+    def _call_later(self, delay: float, call: Callable[[], object]) -> None:
+        """Call this after a time, and not what was to be called before."""
+        self._call_no_more()
+        if self._loop is not None:
+            self._timer = self._loop.call_later(delay, call)
+
+    def _call_no_more(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def _contained(self, arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
         """Call the handler; its errors are values, so that none of them can reach the loop."""
         _RUNNING.set(self)
         try:
-            call = partial(self._call_with_resources, arguments)
-            return await InOneProcess(surrounded(self._around, self.context, call)), None
+            return await InOneProcess(self._made(arguments)), None
         except BaseException as error:
             return None, error
+
+    def _made(self, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+        """Return the call of the handler, inside of what surrounds it."""
+        if not self._around and not self.handler.injected:
+            return self._call(arguments, {})
+        call = partial(self._call_with_resources, arguments)
+        return surrounded(self._around, self.context, call)
 
     async def _call_with_resources(self, arguments: dict[str, Any]) -> Any:
         call = partial(self._call, arguments)

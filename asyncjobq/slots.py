@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -50,6 +50,18 @@ class Surroundings:
     resources: Resources = field(default_factory=Resources)
 
 
+@dataclass(slots=True, eq=False)
+class Begun:
+    """A job in its slot, until its outcome is committed."""
+
+    job: Claimed
+    run: JobRun | None = None
+    """None for a job that could not be started, and takes no slot."""
+    charge: Charge | None = None
+    at: float = field(default_factory=monotonic)
+    duration: float = 0.0
+
+
 class Slots:
     """Starts leased jobs and sees each to its committed end."""
 
@@ -79,7 +91,8 @@ class Slots:
         self._held: Counter[str] = Counter()
         self._left_behind: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._begun: set[Begun] = set()
+        self._emptied = asyncio.Event()
 
     @property
     def free(self) -> int:
@@ -95,7 +108,7 @@ class Slots:
     @property
     def empty(self) -> bool:
         """Whether no job runs here."""
-        return not self._tasks
+        return not self._begun
 
     def close(self) -> None:
         """Start no job from now on."""
@@ -128,25 +141,15 @@ class Slots:
         self._emitter.leased(job)
         if self._closed:  # claimed by a transaction that was under way
             run.stop(Stop.INTERRUPTED)
-        self._keep(job, self._job(run, charge))
+        self._begun.add(begun := Begun(job, run, charge))
+        run.begin(partial(self._ended, begun))
 
     def refuse(self, job: Claimed, error: Exception) -> None:
         """End a job that cannot be started, as failed; it takes no slot."""
         logger.error("Job %s (%s) cannot be started: %r", job.lease.job_id, job.type, error)
         reason = codec.printable(f"The job cannot be started: {error!r}")
-        self._keep(job, self._refused(job, Outcome(Ending.FAILED, error=reason)))
-
-    async def _refused(self, job: Claimed, outcome: Outcome) -> None:
-        try:
-            state = await self._finish(job, Finished(job.lease, outcome))
-            self._emitter.finished(job, outcome, state, 0.0)
-        finally:
-            self.on_slot_free(job)
-
-    def _keep(self, job: Claimed, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=f"asyncjobq {job.lease.job_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._begun.add(begun := Begun(job))
+        self._finish(begun, Outcome(Ending.FAILED, error=reason))
 
     async def cancel_once(self) -> None:
         """Cancel the handlers of jobs here whose end was asked for."""
@@ -159,14 +162,15 @@ class Slots:
 
     def abandon(self) -> None:
         """Wait for nothing more: what is still held here runs out with its lease."""
-        for task in self._tasks:
-            task.cancel()
+        for begun in list(self._begun):
+            self._leave(begun)
 
     async def wait_until_empty(self, timeout: float, unless: asyncio.Event | None = None) -> None:
         """Wait for the jobs to end, at most so many seconds, or until the event is set."""
-        if not self._tasks:
+        if not self._begun:
             return
-        ended = asyncio.ensure_future(asyncio.wait(self._tasks))
+        self._emptied.clear()
+        ended = asyncio.ensure_future(self._emptied.wait())
         sooner = asyncio.ensure_future((unless or asyncio.Event()).wait())
         try:
             await asyncio.wait(
@@ -176,25 +180,48 @@ class Slots:
             ended.cancel()
             sooner.cancel()
 
-    async def _job(self, run: JobRun, charge: Charge) -> None:
-        """Run one job, see its outcome committed, and only then give its slot back."""
-        lease, begun = run.claimed.lease, monotonic()
+    def _ended(self, begun: Begun, outcome: Outcome) -> None:
+        """Have the outcome of a handler that has ended, or was given up, committed."""
+        run = begun.run
+        if run is None or begun not in self._begun:  # nobody waits for it any more
+            return
+        if (task := run.left_behind) is not None:
+            self._leave_behind(run, task)
+        self._finish(begun, outcome)
+
+    def _finish(self, begun: Begun, outcome: Outcome) -> None:
+        begun.duration = monotonic() - begun.at
+        if outcome.ending is Ending.LEASE_LOST:
+            return self._over(begun, outcome, None)
+        finished = Finished(begun.job.lease, outcome)
+        if begun.run is not None:
+            context = begun.run.context
+            told, completing = context.reported.pending, context.completing
+            finished = Finished(begun.job.lease, outcome, told, completing)
+        return self._writer.write(finished, partial(self._written, begun, outcome))
+
+    def _written(self, begun: Begun, outcome: Outcome, state: State | None) -> None:
+        if begun in self._begun:
+            self._note(begun.job, outcome, state)
+            self._over(begun, outcome, state)
+
+    def _over(self, begun: Begun, outcome: Outcome, state: State | None) -> None:
+        """Tell of an end that is committed, and only then give the slot back."""
         try:
-            outcome = await run.outcome()
-            run.over = True
-            if (task := run.left_behind) is not None:
-                self._leave_behind(run, task)
-            duration, state = monotonic() - begun, None
-            if outcome.ending is not Ending.LEASE_LOST:
-                told, completing = run.context.reported.pending, run.context.completing
-                state = await self._finish(run.claimed, Finished(lease, outcome, told, completing))
-            self._emitter.finished(run.claimed, outcome, state, duration)
+            self._emitter.finished(begun.job, outcome, state, begun.duration)
         finally:
-            self._heartbeat.remove(lease)
-            self._held[run.claimed.queue] -= 1
-            self._share.finish(charge, monotonic() - begun)
-            self.on_slot_free(run.claimed)
-            self.on_free()
+            self._leave(begun)
+
+    def _leave(self, begun: Begun) -> None:
+        self._begun.discard(begun)
+        if begun.run is not None and begun.charge is not None:
+            self._heartbeat.remove(begun.job.lease)
+            self._held[begun.job.queue] -= 1
+            self._share.finish(begun.charge, monotonic() - begun.at)
+        self.on_slot_free(begun.job)
+        self.on_free()
+        if not self._begun:
+            self._emptied.set()
 
     def _leave_behind(self, run: JobRun, task: asyncio.Task[Any]) -> None:
         """Let a handler go on without its slot; those beyond a number each keep one from use."""
@@ -214,11 +241,6 @@ class Slots:
             self.on_free()
 
         task.add_done_callback(returned)
-
-    async def _finish(self, job: Claimed, finished: Finished) -> State | None:
-        state = await self._writer.write(finished)
-        self._note(job, finished.outcome, state)
-        return state
 
     def _note(self, job: Claimed, outcome: Outcome, state: State | None) -> None:
         place = (job.lease.job_id, job.type, job.attempt)

@@ -8,19 +8,17 @@ is sure to see every edge that was committed while the job ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sqlalchemy import (
-    Boolean,
     ColumnElement,
     Connection,
     Executable,
     FromClause,
     Update,
     and_,
-    bindparam,
     case,
     exists,
     func,
@@ -30,7 +28,7 @@ from sqlalchemy import (
     update,
 )
 
-from asyncjobq.backends.base import Backend, rows_by_id
+from asyncjobq.backends.base import Backend, New, bound, rows_by_id
 from asyncjobq.codec import Encoded
 from asyncjobq.models import Tables
 from asyncjobq.states import OPEN, State
@@ -71,14 +69,14 @@ class Return:
     attempt_counts: bool = True
 
 
-def fence(tables: Tables) -> ColumnElement[bool]:
-    """Return what every write on behalf of a lease must find true, with bound parameters."""
+def fence(tables: Tables, new: New = bound) -> ColumnElement[bool]:
+    """Return what every write on behalf of a lease must find true of a row."""
     jobs = tables.jobs
-    owner = bindparam("row_owner", type_=jobs.c.lease_owner.type)
+    owner = new("row_owner", jobs.c.lease_owner.type)
     return and_(
-        jobs.c.id == bindparam("row_id", type_=jobs.c.id.type),
+        jobs.c.id == new("row_id", jobs.c.id.type),
         or_(jobs.c.lease_owner == owner, and_(jobs.c.lease_owner.is_(None), owner.is_(None))),
-        jobs.c.lease_token == bindparam("row_token", type_=jobs.c.lease_token.type),
+        jobs.c.lease_token == new("row_token", jobs.c.lease_token.type),
     )
 
 
@@ -110,13 +108,12 @@ def end_jobs(connection: Connection, backend: Backend, ends: Sequence[End]) -> E
     over = [end for end in ends if end.row.id not in parents]
     waiting = [end for end in ends if end.row.id in parents]
     if over:
-        values = [_end_values(end, neighboured) for end in over]
-        connection.execute(backend.built(_guarded, _end), values)
+        backend.update_each(connection, _end, [_end_values(end, neighboured) for end in over])
         backend.notify_ended(connection)
     if held := found.held - parents:
         backend.forget_keys(connection, sorted(held))
     if waiting:
-        connection.execute(backend.built(_guarded, _wait), [_wait_values(end) for end in waiting])
+        backend.update_each(connection, _wait, [_wait_values(end) for end in waiting])
     return Ended(frozenset(parents), frozenset(neighboured | parents))
 
 
@@ -130,10 +127,10 @@ def end_unsettled(
     if not ends:
         return
     if waits:
-        connection.execute(backend.built(_guarded, _wait), [_wait_values(end) for end in ends])
+        backend.update_each(connection, _wait, [_wait_values(end) for end in ends])
     else:
         ids = {end.row.id for end in ends}
-        connection.execute(backend.built(_guarded, _end), [_end_values(end, ids) for end in ends])
+        backend.update_each(connection, _end, [_end_values(end, ids) for end in ends])
         backend.forget_keys(connection, sorted(ids))
         backend.notify_ended(connection)
 
@@ -141,24 +138,24 @@ def end_unsettled(
 def return_jobs(connection: Connection, backend: Backend, returns: Sequence[Return]) -> None:
     """Put locked jobs back into the line."""
     if returns:
-        values = [_return_values(item) for item in returns]
-        connection.execute(backend.built(_guarded, _return), values)
+        backend.update_each(connection, _return, [_return_values(item) for item in returns])
 
 
-def _guarded(backend: Backend, values: Callable[[Backend], dict[str, Any]]) -> Update:
-    return update(backend.tables.jobs).where(fence(backend.tables)).values(values(backend))
+def _guarded(backend: Backend, new: New, values: Mapping[str, Any]) -> Update:
+    return update(backend.tables.jobs).where(fence(backend.tables, new)).values(dict(values))
 
 
-def _return(backend: Backend) -> dict[str, Any]:
+def _return(backend: Backend, new: New) -> Update:
     jobs = backend.tables.jobs
-    delay = bindparam("new_delay", type_=jobs.c.weight.type)
-    return {
-        "state": bindparam("new_state"),
-        "error": bindparam("new_error"),
-        "attempt": jobs.c.attempt - bindparam("attempt_back", type_=jobs.c.attempt.type),
+    delay = new("new_delay", jobs.c.weight.type)
+    values = {
+        "state": new("new_state", jobs.c.state.type),
+        "error": new("new_error", jobs.c.error.type),
+        "attempt": jobs.c.attempt - new("attempt_back", jobs.c.attempt.type),
         "run_after": case((delay > 0, backend.now(delay)), else_=jobs.c.run_after),
         **_unleased(backend),
     }
+    return _guarded(backend, new, values)
 
 
 @dataclass
@@ -213,36 +210,39 @@ def _unleased(backend: Backend) -> dict[str, Any]:
     }
 
 
-def _end(backend: Backend) -> dict[str, Any]:
+def _end(backend: Backend, new: New) -> Update:
     jobs = backend.tables.jobs
-    state = bindparam("new_state", type_=jobs.c.state.type)
-    cause = bindparam("new_cause", type_=jobs.c.cause.type)
-    return {
+    state = new("new_state", jobs.c.state.type)
+    cause = new("new_cause", jobs.c.cause.type)
+    values = {
         "state": state,
         # A job that waited for its children has its own result already.
-        "result": func.coalesce(bindparam("new_result", type_=jobs.c.result.type), jobs.c.result),
-        "error": bindparam("new_error"),
+        "result": func.coalesce(new("new_result", jobs.c.result.type), jobs.c.result),
+        "error": new("new_error", jobs.c.error.type),
         # One that was asked to end keeps why it was asked: a retry of that revives it.
         "cause": case((state == State.CANCELLED, func.coalesce(cause, jobs.c.cause)), else_=cause),
-        "settled": bindparam("new_settled"),
+        "settled": new("new_settled", jobs.c.settled.type),
         "finished_at": backend.now(),
         # A period outlasts its job.
         "unique_held": case((jobs.c.unique_until > backend.now(), jobs.c.unique_held), else_=None),
         **_unleased(backend),
     }
+    return _guarded(backend, new, values)
 
 
-def _wait(backend: Backend) -> dict[str, Any]:
+def _wait(backend: Backend, new: New) -> Update:
     jobs = backend.tables.jobs
-    return {
+    cancelled = new("cancelled", jobs.c.cancel_requested.type)
+    values = {
         "state": State.WAITING,
-        "result": bindparam("new_result"),
-        "error": bindparam("new_error"),
-        "cause": func.coalesce(bindparam("new_cause", type_=jobs.c.cause.type), jobs.c.cause),
-        "cancel_requested": or_(jobs.c.cancel_requested, bindparam("cancelled", type_=Boolean())),
+        "result": new("new_result", jobs.c.result.type),
+        "error": new("new_error", jobs.c.error.type),
+        "cause": func.coalesce(new("new_cause", jobs.c.cause.type), jobs.c.cause),
+        "cancel_requested": or_(jobs.c.cancel_requested, cancelled),
         "settled": False,
         **_unleased(backend),
     }
+    return _guarded(backend, new, values)
 
 
 def _wait_values(end: End) -> dict[str, Any]:

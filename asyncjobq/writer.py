@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from sqlalchemy import select
@@ -28,22 +28,24 @@ BREAKS: Final = 5
 alone and while the database answers on others, before it is taken to be why."""
 
 
+Told = Callable[[State | None], None]
+Gathered = tuple[Finished, Told]
+
+
 class OutcomeWriter:
-    """Takes outcomes from job tasks and tells each when it is committed."""
+    """Takes outcomes from jobs and tells each when it is committed."""
 
     def __init__(self, database: Database, outbox: Outbox) -> None:
         self._database = database
         self._outbox = outbox
-        self._queue: deque[tuple[Finished, asyncio.Future[State | None]]] = deque()
+        self._queue: deque[Gathered] = deque()
         self._filled = asyncio.Event()
         self._breaks: Counter[Lease] = Counter()
 
-    async def write(self, item: Finished) -> State | None:
-        """Wait until the outcome is committed; returns the new state, None if the lease is lost."""
-        written: asyncio.Future[State | None] = asyncio.get_running_loop().create_future()
-        self._queue.append((item, written))
+    def write(self, item: Finished, told: Told) -> None:
+        """Take an outcome; once it is committed, tell the job's new state, None if it was lost."""
+        self._queue.append((item, told))
         self._filled.set()
-        return await written
 
     async def write_once(self) -> None:
         """Write what has gathered, waiting for the first.
@@ -66,34 +68,34 @@ class OutcomeWriter:
         if written.held:
             await asyncio.sleep(HELD_PAUSE)
 
-    def _batch(self) -> list[tuple[Finished, asyncio.Future[State | None]]]:
-        batch: list[tuple[Finished, asyncio.Future[State | None]]] = []
+    def _batch(self) -> list[Gathered]:
+        batch: list[Gathered] = []
         size = 0
         while self._queue and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
-            item, future = self._queue.popleft()
-            batch.append((item, future))
+            item, told = self._queue.popleft()
+            batch.append((item, told))
             size += len(item.outcome.result or "") + len(item.outcome.error or "")
         return batch
 
-    def _tell(
-        self, batch: Sequence[tuple[Finished, asyncio.Future[State | None]]], written: Written
-    ) -> None:
+    def _tell(self, batch: Sequence[Gathered], written: Written) -> None:
         held = {item.lease for item in written.held}
         outcomes = {item.lease: item.outcome for item in written.written}
         lost = {item.lease for item in written.lost}
-        for item, future in batch:
+        for item, told in batch:
             if item.lease in held:
-                self._queue.append((item, future))
+                self._queue.append((item, told))
                 self._filled.set()
                 continue
             self._breaks.pop(item.lease, None)
-            if not future.done():
-                waits = item.lease.job_id in written.waiting
-                outcome = outcomes.get(item.lease, item.outcome)  # or what was written instead
-                state = written.states.get(item.lease.job_id, outcome.state)
-                state = State.WAITING if waits else state
-                state = written.completed.get(item.lease, state)
-                future.set_result(None if item.lease in lost else state)
+            waits = item.lease.job_id in written.waiting
+            outcome = outcomes.get(item.lease, item.outcome)  # or what was written instead
+            state = written.states.get(item.lease.job_id, outcome.state)
+            state = State.WAITING if waits else state
+            state = written.completed.get(item.lease, state)
+            try:
+                told(None if item.lease in lost else state)
+            except Exception:  # the others of the batch are to be told all the same
+                logger.exception("Job %s cannot be told of its end.", item.lease.job_id)
 
     async def _written(self, items: Sequence[Finished]) -> Written:
         try:

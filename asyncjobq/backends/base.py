@@ -70,6 +70,12 @@ class Take:
     count: int
 
 
+New = Callable[[str, Any], ColumnElement[Any]]
+"""Returns one of a row's own values in a statement for many rows, by its name and type."""
+
+MakeUpdate = Callable[["Backend", New], Update]
+"""Makes an UPDATE in which rows have values of their own."""
+
 LaneKind = tuple[str, str]
 """A queue and a type."""
 
@@ -301,6 +307,12 @@ class Backend(KeysBackend):
         connection.execute(written, {"ids": list(ids)})
         return list(connection.execute(self.built(_reading, tuple(columns)), {"ids": list(ids)}))
 
+    def update_each(
+        self, connection: Connection, make: MakeUpdate, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Execute an UPDATE for each of these rows, with its own values."""
+        connection.execute(self.built(_one_by_one, make), list(rows))
+
     @abstractmethod
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         """Insert jobs in bulk and return their ids in the same order."""
@@ -423,6 +435,27 @@ def _writing(backend: Backend, values: Sequence[tuple[str, Any]]) -> Update:
 
 def _reading(backend: Backend, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
     return select(*columns).where(backend.among(backend.tables.jobs.c.id))
+
+
+def _one_by_one(backend: Backend, make: MakeUpdate) -> Update:
+    return make(backend, bound)
+
+
+def bound(name: str, type_: Any) -> ColumnElement[Any]:
+    """Return a value of each row as a parameter."""
+    return bindparam(name, type_=type_)
+
+
+def values_of_each(backend: Backend, make: MakeUpdate) -> dict[str, Any]:
+    """Return the names and types of the values that each row has of its own."""
+    types: dict[str, Any] = {}
+
+    def noted(name: str, type_: Any) -> ColumnElement[Any]:
+        types[name] = type_
+        return bound(name, type_)
+
+    make(backend, noted)
+    return types
 
 
 def rows_by_id(

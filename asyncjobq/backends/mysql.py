@@ -37,10 +37,12 @@ from asyncjobq.backends.base import (
     LaneKind,
     LanePage,
     LaneScan,
+    MakeUpdate,
     Take,
     chunked,
     rows_by_id,
 )
+from asyncjobq.backends.mysql_json import parted, update_from_json
 from asyncjobq.backends.mysql_keys import MySQLKeys
 from asyncjobq.errors import SchemaError, UnsupportedDatabaseError
 from asyncjobq.models import LANE, in_state
@@ -180,6 +182,14 @@ class MySQLBackend(MySQLKeys):
             if len(locked) >= count:
                 break
         return locked
+
+    def update_each(
+        self, connection: Connection, make: MakeUpdate, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        together, long = parted(rows)
+        update_from_json(connection, self, make, together)
+        if long:
+            super().update_each(connection, make, long)
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         jobs = self.tables.jobs
@@ -355,6 +365,8 @@ def session_settings(lease_ttl: float) -> list[str]:
     """
     return [
         "SET SESSION innodb_lock_wait_timeout = 5",
+        # MariaDB would read a small table as a whole, and wait for rows that others hold.
+        "SET SESSION sql_warnings = 0 /*M!, SESSION join_cache_level = 0 */",
         "SET SESSION sql_safe_updates = 0",  # it refuses what goes by a secondary index
         f"SET SESSION wait_timeout = {idle_limit(lease_ttl)}",
     ]

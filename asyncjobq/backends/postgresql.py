@@ -20,6 +20,7 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    Update,
     any_,
     bindparam,
     case,
@@ -30,6 +31,7 @@ from sqlalchemy import (
     text,
     true,
     tuple_,
+    type_coerce,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or
@@ -37,7 +39,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from asyncjobq.backends import lanes
-from asyncjobq.backends.base import Backend, LanePage, LaneScan, Take, rows_by_id
+from asyncjobq.backends.base import (
+    Backend,
+    LanePage,
+    LaneScan,
+    MakeUpdate,
+    Take,
+    rows_by_id,
+    values_of_each,
+)
 from asyncjobq.clock import monotonic
 from asyncjobq.column_types import JsonText
 from asyncjobq.errors import ConfigurationError, StaleSnapshotError, UnsupportedDatabaseError
@@ -136,12 +146,21 @@ class PostgreSQLBackend(Backend):
     ) -> list[list[int]]:
         return lanes.first_candidates(connection, self, takes, conditions, spare=3)
 
+    def update_each(
+        self, connection: Connection, make: MakeUpdate, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        names, statement = self.built(_update_from_arrays, make)
+        arrays = {f"{name}_array": [row[name] for row in rows] for name in names}
+        connection.execute(statement, arrays)
+
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         jobs = self.tables.jobs
         names = list(rows[0])
         source = _unnested(jobs, names)
         order = source.c["ordinality"]
-        picked = select(*(_typed(source.c[name], jobs.c[name]) for name in names)).order_by(order)
+        picked = select(*(_typed(source.c[name], jobs.c[name].type) for name in names)).order_by(
+            order
+        )
         statement = insert(jobs).from_select(names, picked).returning(jobs.c.id)
         ids: list[int] = []
         for batch in lanes.batches(rows):
@@ -346,9 +365,19 @@ def _arrays(takes: Sequence[Take]) -> dict[str, list[Any]]:
     return arrays
 
 
+def _update_from_arrays(backend: Backend, make: MakeUpdate) -> tuple[list[str], Update]:
+    types = values_of_each(backend, make)
+    arrays = (
+        cast(bindparam(f"{name}_array"), ARRAY(_element_type(type_)))
+        for name, type_ in types.items()
+    )
+    each = func.unnest(*arrays).table_valued(*types).render_derived("each")
+    return list(types), make(backend, lambda name, type_: _typed(each.c[name], type_))
+
+
 def _unnested(jobs: Table, names: Sequence[str]) -> Any:
     arrays = (
-        cast(bindparam(f"{name}_array"), ARRAY(_element_type(jobs.c[name]))) for name in names
+        cast(bindparam(f"{name}_array"), ARRAY(_element_type(jobs.c[name].type))) for name in names
     )
     return (
         func.unnest(*arrays)
@@ -357,12 +386,12 @@ def _unnested(jobs: Table, names: Sequence[str]) -> Any:
     )
 
 
-def _element_type(column: ColumnElement[Any]) -> Any:
-    return Text() if isinstance(column.type, JsonText) else column.type
+def _element_type(type_: Any) -> Any:
+    return Text() if isinstance(type_, JsonText) else type_
 
 
-def _typed(value: ColumnElement[Any], column: ColumnElement[Any]) -> ColumnElement[Any]:
-    return cast(value, JSON) if isinstance(column.type, JsonText) else value
+def _typed(value: ColumnElement[Any], type_: Any) -> ColumnElement[Any]:
+    return cast(value, JSON) if isinstance(type_, JsonText) else type_coerce(value, type_)
 
 
 def session_settings(lease_ttl: float) -> list[str]:

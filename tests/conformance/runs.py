@@ -12,9 +12,12 @@ from anyio import CapacityLimiter
 
 from asyncjobq import Handlers, JobContext, constant
 from asyncjobq.context import LeaseRef
+from asyncjobq.finalize import Finished
 from asyncjobq.lease import Claimed, Lease
 from asyncjobq.outcomes import Outcome
 from asyncjobq.run import JobRun
+from asyncjobq.states import State
+from asyncjobq.writer import OutcomeWriter
 
 GRACE = 0.05
 
@@ -55,9 +58,23 @@ def run_of(
     return JobRun(claimed, handler, context, CapacityLimiter(4), GRACE, **how)
 
 
+def given(writer: OutcomeWriter, item: Finished) -> asyncio.Future[State | None]:
+    """Give an outcome to a writer, and return what it will tell of it."""
+    told: asyncio.Future[State | None] = asyncio.get_running_loop().create_future()
+    writer.write(item, told.set_result)
+    return told
+
+
+async def ended(run: JobRun) -> Outcome:
+    """Let a run begin, and return how it ended."""
+    outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    run.begin(outcome.set_result)
+    return await outcome
+
+
 async def outcome_of(function: Callable[..., Any], **how: Any) -> Outcome:
     async with asyncio.timeout(10):
-        return await run_of(function, **how).outcome()
+        return await ended(run_of(function, **how))
 
 
 def raising(error: BaseException) -> Callable[[], Awaitable[None]]:

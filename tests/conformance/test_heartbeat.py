@@ -16,7 +16,7 @@ from asyncjobq.outcomes import Ending
 from asyncjobq.run import JobRun, Stop
 from conformance.kit import Jobs
 from conformance.running import serving, until
-from conformance.runs import run_of, wait_for_ever
+from conformance.runs import ended, run_of, wait_for_ever
 from conformance.steps import TTL, holding
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -182,7 +182,7 @@ async def test_a_claim_that_is_told_too_late_starts_nothing(heartbeat: Heartbeat
 
     run = run_of(work)
     heartbeat.add(run, monotonic() - TTL)
-    assert (await run.outcome()).ending == Ending.LEASE_LOST
+    assert (await ended(run)).ending == Ending.LEASE_LOST
     assert started == []
 
 

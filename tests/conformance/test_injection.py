@@ -20,7 +20,7 @@ from asyncjobq.run import Stop
 from asyncjobq.states import State
 from conformance.kit import Jobs
 from conformance.running import serving
-from conformance.runs import outcome_of, run_of
+from conformance.runs import ended, outcome_of, run_of
 
 
 class Log(list[str]):
@@ -372,7 +372,7 @@ class TestErrors:
             await asyncio.sleep(60)
 
         run = run_of(work, resources=resources)
-        outcome = asyncio.ensure_future(run.outcome())
+        outcome = asyncio.ensure_future(ended(run))
         await asyncio.sleep(0.01)
         run.stop(Stop.INTERRUPTED)
         assert (await outcome).ending == Ending.INTERRUPTED
@@ -389,7 +389,7 @@ class TestErrors:
             log.append("work ends")
 
         run = run_of(work, resources=resources)
-        outcome = asyncio.ensure_future(run.outcome())
+        outcome = asyncio.ensure_future(ended(run))
         assert await asyncio.to_thread(started.wait, 10)
         run.stop(Stop.TIMED_OUT)
         assert (await outcome).ending == Ending.TIMED_OUT

@@ -16,7 +16,7 @@ from asyncjobq.run import Stop
 from asyncjobq.states import State
 from conformance.kit import Jobs
 from conformance.running import serving, until
-from conformance.runs import outcome_of, raising, run_of
+from conformance.runs import ended, outcome_of, raising, run_of
 
 TENANT: ContextVar[str] = ContextVar("TENANT", default="nobody")
 
@@ -105,7 +105,7 @@ class TestOneRun:
     async def test_is_cancelled_with_the_handler(self, reason: Stop) -> None:
         notes: list[str] = []
         run = run_of(lambda: None, around=[noting(notes, "outer"), _hangs])
-        outcome = asyncio.ensure_future(run.outcome())
+        outcome = asyncio.ensure_future(ended(run))
         await asyncio.sleep(0.01)
         run.stop(reason)
         async with asyncio.timeout(5):
@@ -114,27 +114,27 @@ class TestOneRun:
 
     async def test_the_handlers_thread_is_left_to_end_before_it(self) -> None:
         started, go_on = threading.Event(), threading.Event()
-        notes, ended = list[str](), asyncio.Event()
+        notes, over = list[str](), asyncio.Event()
 
         async def around(_: JobContext, call: Call) -> Any:
             try:
                 return await call()
             finally:
                 notes.append(f"after the thread: {go_on.is_set()}")
-                ended.set()
+                over.set()
 
         def work() -> None:
             started.set()
             go_on.wait(10)
 
         run = run_of(work, around=[around])
-        outcome = asyncio.ensure_future(run.outcome())
+        outcome = asyncio.ensure_future(ended(run))
         assert await asyncio.to_thread(started.wait, 10)
         run.stop(Stop.TIMED_OUT)
         assert ((await outcome).ending, notes) == (Ending.TIMED_OUT, [])
         go_on.set()
         async with asyncio.timeout(5):
-            await ended.wait()
+            await over.wait()
         assert notes == ["after the thread: True"]
 
     async def test_what_it_sets_is_seen_by_handlers_of_both_kinds_and_by_no_other_job(self) -> None:

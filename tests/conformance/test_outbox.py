@@ -17,6 +17,7 @@ from asyncjobq.settle import Settled, Sweep
 from asyncjobq.writer import OutcomeWriter
 from conformance.kit import Jobs
 from conformance.running import until
+from conformance.runs import given
 from conformance.steps import Step, failed, succeeded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,7 +28,7 @@ READY, BLOCKED, DONE, CANCELLED = State.READY, State.BLOCKED, State.DONE, State.
 async def write(jobs: Jobs, outbox: Outbox, item: Finished) -> Any:
     """Have a writer write one outcome; return what it was told."""
     writer = OutcomeWriter(jobs.database, outbox)
-    told = asyncio.ensure_future(writer.write(item))
+    told = given(writer, item)
     await asyncio.sleep(0)
     async with jobs.limited_time():
         await writer.write_once()

@@ -23,7 +23,7 @@ from asyncjobq.run import JobRun, Stop
 from conformance import computing
 from conformance.kit import Jobs
 from conformance.running import serving, until
-from conformance.runs import run_of
+from conformance.runs import ended, run_of
 from conformance.steps import PATIENCE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -44,7 +44,7 @@ def call(processes: HandlerProcesses) -> Callable[..., Any]:
 
     async def outcome(function: Any, args: str = "{}", **how: Any) -> Outcome:
         async with asyncio.timeout(3 * PATIENCE):
-            return await in_process(processes, function, args, **how).outcome()
+            return await ended(in_process(processes, function, args, **how))
 
     return outcome
 
@@ -86,7 +86,7 @@ class TestCall:
     async def test_leaves_the_output_alone(self, capfd: pytest.CaptureFixture[str]) -> None:
         async with aclosing(HandlerProcesses()) as fresh:
             run = in_process(fresh, computing.say, '{"text":"here"}')
-            assert (await run.outcome()).ending == Ending.SUCCEEDED
+            assert (await ended(run)).ending == Ending.SUCCEEDED
         assert capfd.readouterr() == ("here\n", "")
 
     async def test_that_cannot_be_stored_fails(self, call: Callable[..., Any]) -> None:
@@ -197,7 +197,7 @@ class TestDeath:
         file = tmp_path / "pids"
         run = in_process(processes, computing.spin, f'{{"file":"{file}"}}')
         run.deadline = None if stop else run.deadline
-        task = asyncio.ensure_future(run.outcome())
+        task = asyncio.ensure_future(ended(run))
         await until(lambda: exists(file))
         run.stop(stop or Stop.TIMED_OUT)
         outcome = await task

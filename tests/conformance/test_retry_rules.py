@@ -17,7 +17,14 @@ from asyncjobq.run import Stop
 from asyncjobq.states import State
 from conformance.kit import Jobs
 from conformance.running import Latch, serving
-from conformance.runs import outcome_of, raising, raising_in_a_thread, run_of, wait_for_ever
+from conformance.runs import (
+    ended,
+    outcome_of,
+    raising,
+    raising_in_a_thread,
+    run_of,
+    wait_for_ever,
+)
 
 in_the_tables = pytest.mark.asyncio(loop_scope="module")
 
@@ -239,7 +246,7 @@ class TestInterruption:
     @staticmethod
     async def stopped(function: Callable[..., Any], reason: Stop, **how: Any) -> Any:
         run = run_of(function, **how)
-        outcome = asyncio.ensure_future(run.outcome())
+        outcome = asyncio.ensure_future(ended(run))
         await asyncio.sleep(0.01)
         run.stop(reason)
         async with asyncio.timeout(5):

@@ -18,7 +18,7 @@ from asyncjobq.clock import monotonic
 from asyncjobq.outcomes import Ending, Outcome
 from asyncjobq.run import Stop
 from asyncjobq.states import State
-from conformance.runs import outcome_of, raising, run_of, wait_for_ever
+from conformance.runs import ended, outcome_of, raising, run_of, wait_for_ever
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ class TestTimeout:
         for run in runs:
             run.threads = crowded
         async with asyncio.timeout(5):
-            outcomes = await asyncio.gather(*(run.outcome() for run in runs))
+            outcomes = await asyncio.gather(*(ended(run) for run in runs))
         assert {outcome.ending for outcome in outcomes} == {Ending.TIMED_OUT}
 
 
@@ -130,7 +130,7 @@ class TestStop:
     ) -> Outcome:
         """Run a handler until it waits, or has `begun`, then stop it."""
         run = run_of(function)
-        outcome = asyncio.ensure_future(run.outcome())
+        outcome = asyncio.ensure_future(ended(run))
         await (asyncio.sleep(0.01) if begun is None else asyncio.to_thread(begun.wait, 10))
         for reason in reasons:
             run.stop(reason)
@@ -164,7 +164,7 @@ class TestStop:
 
         run = run_of(handler)
         run.stop(Stop.INTERRUPTED)
-        assert (await run.outcome()).ending == Ending.INTERRUPTED
+        assert (await ended(run)).ending == Ending.INTERRUPTED
         assert started == []
 
     async def test_what_is_done_in_spite_of_shutdown_is_done(self) -> None:

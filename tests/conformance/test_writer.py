@@ -19,6 +19,7 @@ from asyncjobq.outcomes import Ending, Outcome
 from asyncjobq.writer import BATCH_ROWS, BREAKS, OutcomeWriter
 from conformance.breaking import breaking
 from conformance.kit import Jobs
+from conformance.runs import given
 from conformance.steps import TTL, failed, holding, succeeded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -96,7 +97,7 @@ async def written_together(jobs: Jobs, *items: Finished) -> list[bool]:
                 await writer.write_once()
 
     async with jobs.limited_time(), asyncio.TaskGroup() as group:
-        told = [group.create_task(writer.write(item)) for item in items]
+        told = [given(writer, item) for item in items]
         writing = group.create_task(write())
         await asyncio.wait(told)
         writing.cancel()
@@ -152,7 +153,7 @@ class TestWriter:
         first, second = await jobs.leased(), await jobs.leased()
         items = [Finished(first.lease, succeeded("x")), Finished(second.lease, succeeded("y"))]
         writer = writer_of(jobs)
-        told = [asyncio.ensure_future(writer.write(item)) for item in items]
+        told = [given(writer, item) for item in items]
         await asyncio.sleep(0)
         async with breaking(jobs, "x"):
             await writer.write_once()
@@ -179,11 +180,11 @@ class TestWriter:
 
         monkeypatch.setattr(writer, "_run", counted)
         items = [Finished(job.lease, succeeded(1)) for job in claimed]
-        told = [asyncio.ensure_future(writer.write(items[0]))]
+        told = [given(writer, items[0])]
         async with jobs.limited_time():
             first = asyncio.ensure_future(writer.write_once())
             await under_way.wait()
-            told += [asyncio.ensure_future(writer.write(item)) for item in items[1:]]
+            told += [given(writer, item) for item in items[1:]]
             await asyncio.sleep(0)
             go_on.set()
             await first
@@ -214,10 +215,7 @@ class TestWriter:
     ) -> None:
         first, second = await jobs.leased(), await jobs.leased()
         writer = writer_of(jobs)
-        told = [
-            asyncio.ensure_future(writer.write(Finished(job.lease, succeeded(1))))
-            for job in (first, second)
-        ]
+        told = [given(writer, Finished(job.lease, succeeded(1))) for job in (first, second)]
         await asyncio.sleep(0)
 
         async def away(*_: object, **__: object) -> None:
@@ -236,7 +234,7 @@ class TestWriter:
         claimed = await jobs.leased()
         writer = writer_of(jobs)
         large = succeeded("x" * 500_000)
-        told = asyncio.ensure_future(writer.write(Finished(claimed.lease, large)))
+        told = given(writer, Finished(claimed.lease, large))
         await asyncio.sleep(0)
         async with jobs.limited_time():
             async with full_disk(jobs):
@@ -270,10 +268,10 @@ class TestWriter:
         async with jobs.limited_time():
             async with jobs.transaction() as take:
                 await take(holding(held))
-                told = asyncio.ensure_future(writer.write(Finished(held.lease, succeeded(1))))
+                told = given(writer, Finished(held.lease, succeeded(1)))
                 await asyncio.sleep(0)
                 await writer.write_once()
-                other = asyncio.ensure_future(writer.write(Finished(free.lease, succeeded(1))))
+                other = given(writer, Finished(free.lease, succeeded(1)))
                 await asyncio.sleep(0)
                 await writer.write_once()
                 assert await other
