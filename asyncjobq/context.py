@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import anyio.from_thread
 from sqlalchemy import Connection
@@ -70,8 +70,7 @@ class Services(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class LeaseRef:
+class LeaseRef(NamedTuple):
     """The lease under which a handler writes."""
 
     job_id: int

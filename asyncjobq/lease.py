@@ -7,10 +7,10 @@ so an owner that comes back late changes nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -53,8 +53,7 @@ WORKER_LOST: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The right to run one job until it expires; `owner` and `token` fence its writes."""
 
     job_id: int
@@ -67,8 +66,7 @@ class Lease:
         return Locked(self.job_id, self.owner, self.token)
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A job that this worker has leased; `args` and `meta` are still JSON text.
 
     Its fields are in the order of `claim_columns`.
@@ -175,7 +173,7 @@ def _claim_columns(backend: Backend) -> list[ColumnElement[Any]]:
     ]
 
 
-_CLAIM_COLUMNS: Final = len(fields(Claimed)) + 1  # a lease is made of two
+_CLAIM_COLUMNS: Final = len(Claimed._fields) + 1  # a lease is made of two
 
 
 def claimed_from(row: Any, owner: str) -> Claimed:

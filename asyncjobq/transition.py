@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from sqlalchemy import (
     ColumnElement,
@@ -34,8 +34,7 @@ from asyncjobq.models import Tables
 from asyncjobq.states import OPEN, State
 
 
-@dataclass(frozen=True, slots=True)
-class Locked:
+class Locked(NamedTuple):
     """A job's row that this transaction has locked, with the lease it carried then."""
 
     id: int
