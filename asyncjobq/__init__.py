@@ -41,6 +41,7 @@ from asyncjobq.errors import (
     UnknownUpstreamError,
     UnsupportedDatabaseError,
 )
+from asyncjobq.explanation import Explanation, Reason, Why
 from asyncjobq.graph import Edge, Graph
 from asyncjobq.handlers import Handler, Handlers
 from asyncjobq.injection import inject
@@ -51,6 +52,7 @@ from asyncjobq.models import JobDepRow, JobRow
 from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.outcomes import Ending
 from asyncjobq.pauses import Pause
+from asyncjobq.presence import WorkerState
 from asyncjobq.recurrence import CatchUp
 from asyncjobq.scheduler import Scheduler
 from asyncjobq.schedules import Schedule
@@ -81,6 +83,7 @@ __all__ = [
     "DatabaseUnavailableError",
     "Edge",
     "Ending",
+    "Explanation",
     "Fail",
     "Finding",
     "Graph",
@@ -109,6 +112,7 @@ __all__ = [
     "ParentError",
     "Pause",
     "RateLimit",
+    "Reason",
     "RepairReport",
     "ResultError",
     "Retry",
@@ -127,6 +131,8 @@ __all__ = [
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",
+    "Why",
+    "WorkerState",
     "Workflow",
     "after",
     "constant",

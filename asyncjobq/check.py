@@ -23,7 +23,9 @@ from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limits import Concurrency
 from asyncjobq.models import in_state
 from asyncjobq.permits import as_set, live_permits
+from asyncjobq.presence import list_workers, unserved
 from asyncjobq.states import State
+from asyncjobq.unserved import ready_kinds
 
 SLICE: Final = 10_000
 """Rows of a table that one statement reads."""
@@ -42,6 +44,12 @@ CIRCLE: Final = Rule(
     "It is settled, which cancels it.",
     lambda backend, grace: (),
 )
+UNSERVED: Final = Rule(
+    "type that no live worker serves",
+    "is a type and a queue of ready jobs, and none of the workers that are there starts them",
+    None,
+    lambda backend, grace: (),
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Finding:
     count: int
     """How many do so; where an index leads to them, 10,000 stands for at least so many."""
     examples: tuple[int | str, ...]
-    """The first of them: ids of jobs, keys, names of limits or of schedules."""
+    """The first of them: ids of jobs, keys, names of limits, schedules or types."""
     mending: str | None
     """What `repair` does about it; None: nothing, for that takes somebody who knows more."""
 
@@ -90,7 +98,7 @@ class Checking:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """All rules of this database."""
-        return (*rules_for(self.backend), CIRCLE, OVER_LIMIT)
+        return (*rules_for(self.backend), CIRCLE, OVER_LIMIT, UNSERVED)
 
     async def run(self, database: Database, within: float) -> None:
         """Go through all rules, or as far as one gets in so many seconds."""
@@ -123,6 +131,7 @@ class Checking:
             else:
                 yield _Part(self, [rule])
         yield _Limits(self, [OVER_LIMIT])
+        yield _Types(self, [UNSERVED])
         for rules in by_table.values():
             yield _Sliced(self, rules)
         yield _Circles(self, [CIRCLE])
@@ -217,3 +226,24 @@ class _Limits(_Part):
             if live[row.id] > most:
                 over.append(f"{name}={value}" if value else name)
         return _Looked({OVER_LIMIT.name: over})
+
+
+@dataclass
+class _Types(_Part):
+    """Queues and types that wait for a worker, where there are workers at all."""
+
+    def look(self, connection: Connection) -> _Looked:
+        backend = self.checking.backend
+        workers = list_workers(connection, backend)
+        others = unserved(workers, ready_kinds(connection, backend)) if workers else []
+        old = (kind for kind in others if self._is_old(connection, *kind))
+        return _Looked({UNSERVED.name: [f"{type_} in {queue}" for queue, type_ in old]})
+
+    def _is_old(self, connection: Connection, queue: str, type_: str) -> bool:
+        """Tell whether of the first jobs one has been ready for longer than the grace."""
+        backend = self.checking.backend
+        jobs = backend.tables.jobs
+        lane = in_state(jobs, State.READY), jobs.c.queue == queue, jobs.c.type == type_
+        first = backend.by_lane(select(jobs.c.updated_at).where(*lane)).limit(MOST).subquery()
+        old = first.c.updated_at < backend.now(-self.checking.grace)
+        return connection.scalar(select(first.c.updated_at).where(old).limit(1)) is not None

@@ -85,6 +85,10 @@ class LimitRules:
         values = parted(job.limit_key)
         return tuple(Use(limit, _value(limit, job, values)) for limit in limits)
 
+    def handler_of(self, type_name: str) -> AnyHandler | None:
+        """Return the handler of a type, if it is known here."""
+        return self._handlers.find(type_name)
+
     def cost_of(self, type_name: str) -> float:
         """Return what the jobs of a type cost that do not say so themselves."""
         handler = self._handlers.find(type_name)

@@ -43,6 +43,7 @@ from asyncjobq.satellites import (
     PermitColumns,
     ScheduleColumns,
     SchemaVersionColumns,
+    WorkerColumns,
 )
 from asyncjobq.states import State
 
@@ -236,6 +237,12 @@ class KeyLockRow(KeyLockColumns, Base):
     __tablename__ = "job_key_locks"
 
 
+class WorkerRow(WorkerColumns, Base):
+    """One worker that serves."""
+
+    __tablename__ = "job_workers"
+
+
 _MODELS: Final = (
     JobRow,
     JobDepRow,
@@ -248,6 +255,7 @@ _MODELS: Final = (
     GroupRow,
     KeyRow,
     KeyLockRow,
+    WorkerRow,
 )
 
 
@@ -278,6 +286,7 @@ class Tables:
     groups: Table
     keys: Table
     key_locks: Table
+    workers: Table
 
     @property
     def all(self) -> list[Table]:
@@ -294,6 +303,7 @@ class Tables:
             self.groups,
             self.keys,
             self.key_locks,
+            self.workers,
         ]
 
     def jobs_as(self, name: str) -> FromClause:

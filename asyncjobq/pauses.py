@@ -70,14 +70,24 @@ def list_pauses(connection: Connection, backend: Backend) -> list[Pause]:
     """Return what is paused, queues first, in the order of their names."""
     pauses = backend.tables.pauses
     rows = connection.execute(select(pauses).order_by(pauses.c.kind, pauses.c.name))
-    return [
-        Pause(
-            queue=row.name if row.kind == QUEUE else None,
-            type=row.name if row.kind == TYPE else None,
-            paused_at=row.paused_at,
-        )
-        for row in rows
-    ]
+    return [_pause(row) for row in rows]
+
+
+def pauses_of(connection: Connection, backend: Backend, queue: str, type_: str) -> list[Pause]:
+    """Return the pauses that hold the jobs of this type in this queue."""
+    pauses = backend.tables.pauses
+    of_queue = and_(pauses.c.kind == QUEUE, pauses.c.name == queue)
+    of_type = and_(pauses.c.kind == TYPE, pauses.c.name == type_)
+    rows = connection.execute(select(pauses).where(or_(of_queue, of_type)).order_by(pauses.c.kind))
+    return [_pause(row) for row in rows]
+
+
+def _pause(row: Any) -> Pause:
+    return Pause(
+        queue=row.name if row.kind == QUEUE else None,
+        type=row.name if row.kind == TYPE else None,
+        paused_at=row.paused_at,
+    )
 
 
 def closed_lanes(connection: Connection, backend: Backend) -> Closed:

@@ -158,3 +158,24 @@ class KeyLockColumns:
     slot: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
 
     __table_args__ = (MYSQL,)
+
+
+class WorkerColumns:
+    """A worker that serves, or did a moment ago; it writes its row anew from time to time."""
+
+    __tablename__: str
+
+    worker_id: Mapped[str] = mapped_column(Key(255), primary_key=True)
+    host: Mapped[str] = mapped_column(String(255))
+    pid: Mapped[int] = mapped_column(BigInteger)
+    # Slots by queue, and the types that it has handlers for; NULL: too many to be named.
+    queues: Mapped[Any] = mapped_column(JsonText)
+    types: Mapped[Any | None] = mapped_column(JsonText)
+    concurrency: Mapped[int] = mapped_column(Integer)
+    stopping: Mapped[bool] = mapped_column(Flag)
+    started_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    # Seconds since seen_at after which it counts as gone.
+    lost_after: Mapped[float] = mapped_column(Double)
+
+    __table_args__ = (MYSQL,)

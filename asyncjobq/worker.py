@@ -23,6 +23,7 @@ from asyncjobq.heartbeat import Heartbeat
 from asyncjobq.limit_rules import LimitRules
 from asyncjobq.limiter import Limiter
 from asyncjobq.outbox import Outbox
+from asyncjobq.presence import Presence
 from asyncjobq.renewing import RenewalThread
 from asyncjobq.repeating import forever, report
 from asyncjobq.retention import Retention
@@ -95,6 +96,7 @@ class Worker:
         self._held_pauses = self._new_held_pauses()
         self._retention = Retention(database, settings.retention)
         self._declared = asyncio.Event()
+        self._presence = Presence(database, settings, handlers.types)
         self._unserved = Unserved(database, settings.queues, handlers.types)
         self._ends_when_idle = False
         self._waits_for_scheduled = False
@@ -132,6 +134,7 @@ class Worker:
                 group.create_task(forever("finalizing", self._writer.write_once)),
                 group.create_task(forever("settling", self._settle)),
                 group.create_task(forever("looking for others' jobs", self._look_for_others)),
+                group.create_task(forever("saying that it is there", self._appear)),
                 group.create_task(forever("declaring", self._declare, until=self._declared)),
             ]
             if self.settings.retention:
@@ -144,11 +147,13 @@ class Worker:
             await self._finish_jobs()
             for loop in loops:
                 loop.cancel()
+        await self._presence.vanish_once()
         logger.info("Worker %s has stopped.", self.settings.worker_id)
 
     def end_when_idle(self, *, scheduled: bool) -> None:
         """Stop once nothing of this worker's queues and types is runnable or running."""
         self._ends_when_idle, self._waits_for_scheduled = True, scheduled
+        self._presence.pause = 1.0
         self._tick.firing.enabled = False
         self._declared.set()
 
@@ -223,6 +228,9 @@ class Worker:
         await asyncio.sleep(self._unserved.pause)
         if self._slots.empty:
             await self._unserved.look_once()
+
+    async def _appear(self) -> None:
+        await self._presence.appear_once(self._stopping)
 
     async def _declare(self) -> None:
         """Store the schedules that stand in code; beside the other loops, since it may wait."""

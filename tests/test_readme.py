@@ -1,6 +1,7 @@
 """Every snippet of the README runs, in order and in one namespace, as a reader would try them."""
 
 import ast
+import asyncio
 import inspect
 import re
 import subprocess
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 QUICKSTART = (ROOT / "examples" / "quickstart.py").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+TEXTS = [text for language, text in BLOCKS if language == "text"]
 SNIPPETS = [text for language, text in BLOCKS if language == "python"]
 
 
@@ -38,8 +40,7 @@ def test_quickstart_is_the_example_and_prints_what_it_says(tmp_path: Path) -> No
         timeout=60,
         check=True,
     )
-    expected = next(text for language, text in BLOCKS if language == "text")
-    assert (printed.stdout, printed.stderr) == (expected, "")
+    assert (printed.stdout, printed.stderr) == (TEXTS[0], "")
 
 
 async def test_handlers_and_transactions(
@@ -47,8 +48,8 @@ async def test_handlers_and_transactions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    handlers, graphs, control, recurring, limits = SNIPPETS[1:6]
-    transaction, unique, long_jobs, hooks = SNIPPETS[6:10]
+    handlers, graphs, control, recurring, limits, why = SNIPPETS[1:7]
+    transaction, unique, long_jobs, hooks = SNIPPETS[7:11]
     await run(handlers, namespace)
     assert "{'width': 640} done" in capsys.readouterr().out
     media = namespace["scheduler"]
@@ -71,7 +72,10 @@ async def test_handlers_and_transactions(
     await run(limits, namespace)
     printed = capsys.readouterr().out.splitlines()
     assert "tokens acme 4 1000000 0" in [line.replace(".0", "") for line in printed]
-    await namespace["tenants"].aclose()
+    await run(why, {**namespace, "asyncio": asyncio})
+    printed = capsys.readouterr().out
+    assert "No worker is live" in printed
+    assert printed.endswith(TEXTS[1])
     await run(transaction, namespace)
     states += ["ready", "ready", "cancelled"]
     assert [job.state for job in await media.find()] == states
@@ -96,7 +100,7 @@ async def test_handlers_and_transactions(
 async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    fastapi, aiohttp = SNIPPETS[10:12]
+    fastapi, aiohttp = SNIPPETS[11:13]
     await run(fastapi, namespace)
     app, scheduler = namespace["app"], namespace["scheduler"]
     transport = httpx.ASGITransport(app)
@@ -130,4 +134,4 @@ def test_the_servers_to_try_it_out_on_are_among_those_tested() -> None:
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 12
+    assert len(SNIPPETS) == 13

@@ -164,6 +164,10 @@ class Backend(KeysBackend):
         """Return a query, of jobs by default, so that it goes by primary key whatever is known."""
         return query
 
+    def by_lane(self, query: Select[Any]) -> Select[Any]:
+        """Return a query of ready jobs so that it goes by their lanes whatever is known."""
+        return query
+
     def locking_all(self, query: Select[Any]) -> Select[Any]:
         """Return the query so that it locks its rows for deletion and skips those locked.
 

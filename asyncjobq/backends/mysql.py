@@ -97,6 +97,9 @@ class MySQLBackend(MySQLKeys):
         of = self.tables.jobs if table is None else table
         return query.with_hint(of, "FORCE INDEX (PRIMARY)")
 
+    def by_lane(self, query: Select[Any]) -> Select[Any]:
+        return query.with_hint(self.tables.jobs, f"FORCE INDEX ({self._ready_index})")
+
     def commits_at_once(self, connection: Connection) -> bool:
         driver: Any = connection.connection.dbapi_connection
         return connection.dialect.detect_autocommit_setting(driver)

@@ -22,6 +22,7 @@ from asyncjobq.limits import Limit
 from asyncjobq.middleware import Middleware
 from asyncjobq.models import tables_for
 from asyncjobq.scheduler.controls import Controls
+from asyncjobq.scheduler.explaining import Explaining
 from asyncjobq.scheduler.health import Health
 from asyncjobq.scheduler.hooks import Hooks, MetaSource
 from asyncjobq.scheduler.limiting import Limiting
@@ -38,7 +39,7 @@ from asyncjobq.worker import Worker
 logger = logging.getLogger("asyncjobq.scheduler")
 
 
-class Scheduler(Hooks, Limiting, Recurring, Health, Questions, Controls):
+class Scheduler(Hooks, Limiting, Recurring, Explaining, Health, Questions, Controls):
     """Enqueues jobs, runs them, and answers questions about them, on one database.
 
     `database` is a URL or an AsyncEngine; nothing is connected to before the first call. With

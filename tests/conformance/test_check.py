@@ -13,8 +13,9 @@ from sqlalchemy import Connection, delete, insert, text, update
 
 from asyncjobq import CheckReport, Concurrency, ConfigurationError, Job, JobSpec, State, Workflow
 from asyncjobq.backends.base import Backend
-from asyncjobq.check import CIRCLE, MOST, OVER_LIMIT
+from asyncjobq.check import CIRCLE, MOST, OVER_LIMIT, UNSERVED
 from asyncjobq.check_small import NOTED_KEY_RULES, rules_for
+from asyncjobq.presence import appear
 from conformance.kit import Jobs
 from conformance.moves import watch_moves
 from conformance.steps import TTL, holding
@@ -366,7 +367,7 @@ class TestRules:
     async def test_each_has_a_test(self, jobs: Jobs) -> None:
         known = {rule.name for rule in rules_for(jobs.backend)} | {CIRCLE.name}
         assert known | set(NOTED.values()) == {*BREAKS.values(), *NOTED.values()}
-        assert {*(await check(jobs)).checked} == known | {OVER_LIMIT.name}
+        assert {*(await check(jobs)).checked} == known | {OVER_LIMIT.name, UNSERVED.name}
 
     async def test_a_limit_that_is_exceeded(self, jobs: Jobs) -> None:
         limited = jobs.another(limits=[Concurrency("crane", 1)])
@@ -386,6 +387,17 @@ class TestRules:
         assert (await check(jobs)).clean  # a scheduler that does not have this limit
         await limited.set_limit("crane", 2)
         assert (await limited.check()).clean
+
+    async def test_a_type_that_no_live_worker_serves(self, jobs: Jobs) -> None:
+        for type_, queue in (("work", "default"), ("wrok", "default"), ("work", "media")):
+            await jobs.enqueue(type_, queue=queue)
+        jobs.later(GRACE + 1)
+        assert (await check(jobs)).clean  # no worker is there, which may be meant
+        settings = jobs.scheduler.settings
+        await jobs.do(lambda c, b: appear(c, b, settings, ["work"]))
+        assert found(await check(jobs)) == {UNSERVED.name: ("wrok in default", "work in media")}
+        await jobs.enqueue("new")  # a worker for it may be starting
+        assert "new in default" not in found(await check(jobs))[UNSERVED.name]
 
 
 class TestCheck:

@@ -27,6 +27,7 @@ NAMES = [
     "DatabaseUnavailableError",
     "Edge",
     "Ending",
+    "Explanation",
     "Fail",
     "Finding",
     "Graph",
@@ -55,6 +56,7 @@ NAMES = [
     "ParentError",
     "Pause",
     "RateLimit",
+    "Reason",
     "RepairReport",
     "ResultError",
     "Retry",
@@ -73,6 +75,8 @@ NAMES = [
     "UnknownUpstreamError",
     "UnsupportedDatabaseError",
     "Upstream",
+    "Why",
+    "WorkerState",
     "Workflow",
     "after",
     "constant",
@@ -137,6 +141,9 @@ SCHEDULER = {
         "(self, session: 'SyncCaller', job: 'JobSpec[Any] | str', "
         "args: 'Mapping[str, Any] | None' = None, /, **options: 'Unpack[JobOptionArgs]') "
         "-> 'Job[Any]'"
+    ),
+    "explain": (
+        "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Explanation'"
     ),
     "find": (
         "(self, *, state: 'States | None' = None, type: 'str | None' = None, "
@@ -210,6 +217,7 @@ SCHEDULER = {
         "-> 'Callable[[], None]'"
     ),
     "wait": "(self, job: 'JobRef', /, *, timeout: 'Duration | None' = None) -> 'Any'",
+    "workers": "(self, *, session: 'AsyncCaller | None' = None) -> 'list[WorkerState]'",
     "workflow": (
         "(self, name: 'str', /, *, session: 'AsyncCaller | None' = None, "
         "fail_fast: 'bool' = False, **options: 'Unpack[JobOptionArgs]') "

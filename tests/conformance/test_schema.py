@@ -34,6 +34,7 @@ TABLES = {
     "job_limits",
     "job_permits",
     "job_groups",
+    "job_workers",
     "asyncjobq_schema",
 }
 
