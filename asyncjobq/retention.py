@@ -121,7 +121,8 @@ class Pruning:
     async def _prune_large(self, root: int) -> int:
         """Delete a family part by part; again from its beginning while that still frees some."""
         backend = self._database.backend
-        rest = await self._database.read(lambda c: parts_of(c, backend, root))
+        # Not by read(): what the planner is told holds for a transaction.
+        rest = await self._database.run(lambda c: parts_of(c, backend, root))
         if not rest:
             self._held.append(root)
         total, before = 0, -1

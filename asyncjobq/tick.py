@@ -160,7 +160,9 @@ class Tick:
     async def _claim(self, takes: list[Take]) -> LimitedClaim:
         leased_at = monotonic()
         plain, limited = self._limiter.parted(takes)
-        claim = await self._database.run(lambda c: self._claim_in(c, plain, limited))
+        alone = self._database.backend.claims_alone and not limited
+        run = self._database.run_alone if alone else self._database.run
+        claim = await run(lambda c: self._claim_in(c, plain, limited))
         weights = {lane.group_key: lane.head_weight for take in takes for lane in take.lanes}
         for job in claim.claimed:
             self._start(job, leased_at, weights.get(job.group_key))

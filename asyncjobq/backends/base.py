@@ -114,6 +114,10 @@ class Backend(KeysBackend):
     listens: ClassVar[bool] = False
     """Whether `notify` reaches other processes."""
     has_schemas: ClassVar[bool] = True
+    claims_alone: ClassVar[bool] = False
+    """Whether `claim` is a single statement."""
+    commits_for_nothing: ClassVar[bool] = False
+    """Whether each statement can be its own transaction without a word more to the server."""
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
@@ -404,6 +408,10 @@ class Database(ABC):
         `repeatable` says that running it twice does no harm. If not, a connection that breaks
         during COMMIT raises CommitUnknownError.
         """
+
+    async def run_alone(self, work: Work[T]) -> T:
+        """Run `work`, a single statement that may be repeated, and commit it."""
+        return await self.run(work)
 
     @abstractmethod
     async def read(self, work: Work[T]) -> T:

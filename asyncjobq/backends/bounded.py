@@ -57,6 +57,9 @@ class BoundedDatabase(Database):
     async def run(self, work: Work[T], *, repeatable: bool = True) -> T:
         return await self._bounded(self._database.run(work, repeatable=repeatable))
 
+    async def run_alone(self, work: Work[T]) -> T:
+        return await self._bounded(self._database.run_alone(work))
+
     async def read(self, work: Work[T]) -> T:
         return await self._bounded(self._database.read(work))
 

@@ -66,6 +66,8 @@ class PostgreSQLBackend(Backend):
     name: ClassVar[str] = "postgresql"
     bind_limit: ClassVar[int] = 32_000
     listens: ClassVar[bool] = True
+    claims_alone: ClassVar[bool] = True
+    commits_for_nothing: ClassVar[bool] = True
 
     def _clock(self, plus: float | ColumnElement[float]) -> ColumnElement[Any]:
         if isinstance(plus, float) and plus == 0.0:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, Final
 
-from sqlalchemy import Engine, Pool, event
+from sqlalchemy import Connection, Engine, Pool, event
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.pool.base import ResetStyle
@@ -80,8 +80,18 @@ class ServerDatabase(Database):
 
         return await retrying(transaction, self.backend.fault_of)
 
+    async def run_alone(self, work: Work[T]) -> T:
+        if not self.backend.commits_for_nothing:
+            return await self.run(work)
+
+        async def statement() -> T:
+            async with (await self._pool.get()).connect() as connection:
+                return await connection.run_sync(self._autocommitted, work)
+
+        return await retrying(statement, self.backend.fault_of)
+
     async def read(self, work: Work[T]) -> T:
-        return await self.run(work)
+        return await self.run_alone(work)
 
     def session(self) -> AsyncSession:
         return self._sessions()
@@ -115,6 +125,19 @@ class ServerDatabase(Database):
 
     async def close(self) -> None:
         await self._pool.close()
+
+    def _autocommitted(self, connection: Connection, work: Work[T]) -> T:
+        """Run `work` without BEGIN and COMMIT, which are two of three round trips."""
+        driver, set_level = connection.connection, self.engine.dialect.set_isolation_level
+        set_level(driver.dbapi_connection, "AUTOCOMMIT")  # type: ignore[arg-type]
+        try:
+            result = work(connection)
+            connection.commit()  # of SQLAlchemy's own state
+            set_level(driver.dbapi_connection, "READ COMMITTED")  # type: ignore[arg-type]
+        except BaseException:
+            connection.invalidate()  # or another transaction would have no beginning
+            raise
+        return result
 
     async def _commit(self, connection: Any, repeatable: bool) -> None:
         try:
