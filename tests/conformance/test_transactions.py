@@ -99,6 +99,26 @@ async def fault_of(jobs: Jobs, work: Callable[[Connection], Any]) -> Fault:
     return faults[0]
 
 
+async def test_a_read_that_failed_leaves_transactions_whole(jobs: Jobs) -> None:
+    """What lets a read do without BEGIN is not there for the next one on its connection."""
+    table = jobs.backend.tables.jobs
+
+    def broken(connection: Connection) -> None:
+        connection.execute(text("SELECT nothing FROM nowhere"))
+
+    def undone(connection: Connection) -> None:
+        connection.execute(table.update().values(name="written"))
+        raise LookupError
+
+    job = await jobs.enqueue()
+    for _ in range(5):  # whichever connection it is
+        with pytest.raises(DBAPIError):
+            await jobs.database.read(broken)
+        with pytest.raises(LookupError):
+            await jobs.database.run(undone)
+    assert (await jobs.row(job)).name is None
+
+
 class TestFaults:
     async def test_of_data(self, jobs: Jobs) -> None:
         version, table = jobs.tables.version, jobs.tables.jobs
