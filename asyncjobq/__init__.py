@@ -49,6 +49,7 @@ from asyncjobq.job import Job, Node, Upstream, after
 from asyncjobq.limit_states import LimitState
 from asyncjobq.limits import Budget, Capacity, Concurrency, Limit, RateLimit
 from asyncjobq.models import JobDepRow, JobRow
+from asyncjobq.neighbourhood import Neighbourhood
 from asyncjobq.options import JobOptions, JobSpec
 from asyncjobq.outcomes import Ending
 from asyncjobq.pauses import Pause
@@ -108,6 +109,7 @@ __all__ = [
     "Limit",
     "LimitState",
     "Mended",
+    "Neighbourhood",
     "Node",
     "ParentError",
     "Pause",

@@ -19,7 +19,7 @@ States = State | str | Iterable[State | str]
 
 @dataclass(frozen=True)
 class Filter:
-    """Which jobs `find` returns: those that match all that is given, oldest first."""
+    """Which jobs `find` returns: those that match all that is given, oldest or newest first."""
 
     state: States | None = None
     type: str | None = None
@@ -28,7 +28,8 @@ class Filter:
     parent_id: int | None = None
     limit: int = 100
     after: int = 0
-    """Ids up to this one are left out: the last id of the page before."""
+    """The last id of the page before: the jobs behind it in this order are returned."""
+    newest: bool = False
 
     def __post_init__(self) -> None:
         for name in ("limit", "after"):
@@ -80,10 +81,15 @@ def get_job(connection: Connection, backend: Backend, job_id: int) -> Job[Any]:
 
 
 def find_jobs(connection: Connection, backend: Backend, wanted: Filter) -> list[Job[Any]]:
-    """Return the jobs that match, in id order."""
+    """Return the jobs that match, in id order, or the other way round."""
     jobs = backend.tables.jobs
-    query = _columns(backend).where(jobs.c.id > wanted.after, *wanted.conditions(jobs))
-    rows = connection.execute(query.order_by(jobs.c.id).limit(wanted.limit))
+    query = _columns(backend).where(*wanted.conditions(jobs))
+    if wanted.newest:
+        query = query.where(jobs.c.id < wanted.after) if wanted.after else query
+        order: ColumnElement[int] = jobs.c.id.desc()
+    else:
+        query, order = query.where(jobs.c.id > wanted.after), jobs.c.id
+    rows = connection.execute(query.order_by(order).limit(wanted.limit))
     return [Job.from_row(row) for row in rows]
 
 

@@ -1,12 +1,8 @@
-"""The commands and their options."""
+"""The commands, and how they end."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import sys
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -16,28 +12,25 @@ from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
 import asyncjobq
+from asyncjobq.cli import changing, listing, one, overview
 from asyncjobq.cli.demo import Demo, run_demo
 from asyncjobq.cli.doctor import doctor
-from asyncjobq.cli.errors import CommandError, UsageError
-from asyncjobq.cli.loading import load_scheduler, scheduler_of
+from asyncjobq.cli.enqueuing import enqueue
+from asyncjobq.cli.errors import REFUSED, WRONG_CALL, CommandError
+from asyncjobq.cli.loading import scheduler_of
+from asyncjobq.cli.place import AppDir
+from asyncjobq.cli.working import worker
 from asyncjobq.codec import one_line
-from asyncjobq.errors import AsyncJobQError
+from asyncjobq.errors import AsyncJobQError, ConfigurationError
 from asyncjobq.scheduler import Scheduler
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 app = typer.Typer(
     name="asyncjobq",
     help="Jobs on the database that you already have.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-AppDir = Annotated[
-    Path, typer.Option(help="Where to look for MODULE first.", exists=True, file_okay=False)
-]
 
 
 def run() -> None:
@@ -46,10 +39,12 @@ def run() -> None:
         app(prog_name="asyncjobq")
     except CommandError as error:
         _exit(error, error.exit_code)
+    except ConfigurationError as error:
+        _exit(error, WRONG_CALL)
     except AsyncJobQError as error:
-        _exit(error, 1)
+        _exit(error, REFUSED)
     except DBAPIError as error:
-        _exit(error.orig or error, 1)
+        _exit(error.orig or error, REFUSED)
 
 
 def _exit(error: BaseException, code: int) -> None:
@@ -64,61 +59,16 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    epilog="Ends with 0; with 1 if what was named is not there or was refused, or the database is "
+    "away; with 2 if it was called wrongly, or the settings or tables are wrong."
+)
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
     """Jobs on the database that you already have."""
-
-
-@app.command()
-def worker(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="MODULE:OBJECT", help="A Scheduler, or a function that makes one."),
-    ],
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Slots, instead of the scheduler's own number.")
-    ] = None,
-    queues: Annotated[
-        str | None, typer.Option(help="Queues to serve, with commas, instead of its own.")
-    ] = None,
-    app_dir: AppDir = Path(),
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-) -> None:
-    """Run jobs until SIGTERM or Ctrl-C.
-
-    The first lets running jobs end, a second one interrupts them.
-    """
-    scheduler = load_scheduler(target, app_dir)
-    scheduler.settings = scheduler.settings.overridden(
-        concurrency=concurrency,
-        queues=None if queues is None else [name.strip() for name in queues.split(",")],
-    )
-    _log(log_level)
-    scheduler.run()
-    _end_despite_threads()
-
-
-def _log(level: str) -> None:
-    """Log to the standard error, unless the application has set up its own logging."""
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise UsageError(f"{level!r} is no log level; use debug, info, warning or error")
-    logging.basicConfig(level=number, format=LOG_FORMAT)
-
-
-def _end_despite_threads() -> None:
-    """End the process if `def` handlers that were left behind would hold it until they return."""
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if all(thread.daemon for thread in others):
-        return
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 @app.command()
@@ -148,6 +98,20 @@ async def _create_schema(scheduler: Scheduler) -> None:
         await scheduler.create_schema()
 
 
+app.command()(worker)
+app.command()(enqueue)
+app.command()(listing.jobs)
+app.command()(one.show)
+app.command()(one.graph)
+app.command()(overview.stats)
+app.command()(overview.workers)
+app.command()(overview.limits)
+app.command()(overview.schedules)
+app.command()(changing.cancel)
+app.command()(changing.retry)
+app.command()(changing.pause)
+app.command()(changing.resume)
+app.command()(changing.prune)
 app.command()(doctor)
 
 

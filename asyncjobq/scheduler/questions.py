@@ -16,6 +16,7 @@ from asyncjobq.errors import JobNotFoundError
 from asyncjobq.graph import Graph, count_below, graph_of
 from asyncjobq.inspection import Filter, States, check_count
 from asyncjobq.job import Job, JobRef, Node, id_of
+from asyncjobq.neighbourhood import Neighbourhood, neighbours_of
 from asyncjobq.results import result_of
 from asyncjobq.scheduler.access import Access
 from asyncjobq.settings import Duration, Settings
@@ -50,15 +51,23 @@ class Questions(Access):
         parent: JobRef | None = None,
         limit: int = 100,
         after: int = 0,
+        newest: bool = False,
         session: AsyncCaller | None = None,
     ) -> list[Job[Any]]:
-        """Return the jobs that match all that is given, in id order.
+        """Return the jobs that match all that is given, in id order; with `newest`, the last first.
 
         `state` is one state or several, `parent` the container or job that they are directly below,
         `after` the last id of the page before. Raises ConfigurationError for what cannot match.
         """
         wanted = Filter(
-            state, type, queue, group_key, None if parent is None else id_of(parent), limit, after
+            state=state,
+            type=type,
+            queue=queue,
+            group_key=group_key,
+            parent_id=None if parent is None else id_of(parent),
+            limit=limit,
+            after=after,
+            newest=newest,
         )
         return await self._read(lambda c, b: inspection.find_jobs(c, b, wanted), session)
 
@@ -86,6 +95,14 @@ class Questions(Access):
         """
         job_id = id_of(job)
         return await self._read(lambda c, b: graph_of(c, b, job_id, limit), session)
+
+    async def neighbours(
+        self, job: JobRef, /, *, limit: int = 20, session: AsyncCaller | None = None
+    ) -> Neighbourhood:
+        """Return what is one step away from a job in its graph, at most `limit` of each kind."""
+        check_count("limit", limit)
+        job_id = id_of(job)
+        return await self._read(lambda c, b: neighbours_of(c, b, job_id, limit), session)
 
     @overload
     async def wait(self, job: Job[R] | Node[R], /, *, timeout: Duration | None = None) -> R: ...

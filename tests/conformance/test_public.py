@@ -52,6 +52,7 @@ NAMES = [
     "Limit",
     "LimitState",
     "Mended",
+    "Neighbourhood",
     "Node",
     "ParentError",
     "Pause",
@@ -149,6 +150,7 @@ SCHEDULER = {
         "(self, *, state: 'States | None' = None, type: 'str | None' = None, "
         "queue: 'str | None' = None, group_key: 'str | None' = None, "
         "parent: 'JobRef | None' = None, limit: 'int' = 100, after: 'int' = 0, "
+        "newest: 'bool' = False, "
         "session: 'AsyncCaller | None' = None) -> 'list[Job[Any]]'"
     ),
     "get": "(self, job: 'JobRef', /, *, session: 'AsyncCaller | None' = None) -> 'Job[Any]'",
@@ -157,6 +159,10 @@ SCHEDULER = {
         "-> 'Graph'"
     ),
     "meta_from": "(self, function: 'S', /) -> 'S'",
+    "neighbours": (
+        "(self, job: 'JobRef', /, *, limit: 'int' = 20, session: 'AsyncCaller | None' = None) "
+        "-> 'Neighbourhood'"
+    ),
     "on": "(self, *kinds: 'type[Event]') -> 'Callable[[F], F]'",
     "pause": (
         "(self, *, queue: 'str | None' = None, type: 'str | None' = None, "

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +39,19 @@ def wait_for(look: Callable[[], T | None], what: str, within: float = START_WITH
         assert time.monotonic() < deadline, f"not within {within} s: {what}"
         time.sleep(0.02)
     return found
+
+
+def _copy(terminal: int, log: Path) -> None:
+    """Copy what is written to a terminal, until nobody has it open any more."""
+    with log.open("ab", buffering=0) as output:
+        while True:
+            try:
+                read = os.read(terminal, 65536)
+            except OSError:
+                return
+            if not read:
+                return
+            output.write(read)
 
 
 @dataclass
@@ -118,6 +134,32 @@ class Place:
             finally:
                 process.kill()
                 process.wait()
+
+    @contextmanager
+    def on_terminal(self, *arguments: str, **variables: str) -> Iterator[Program]:
+        """Run Python as `running` does, on a terminal, whose output is copied into the log."""
+        ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (24, 200))
+        log = self.folder / "output"
+        log.touch()
+        process = subprocess.Popen(
+            [sys.executable, "-X", "dev", *arguments],
+            cwd=self.current,
+            env=self._environment({"TERM": "xterm", **variables, "COLUMNS": "200"}),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        copying = threading.Thread(target=_copy, args=(ours, log))
+        copying.start()
+        try:
+            yield Program(process, log)
+        finally:
+            process.kill()
+            process.wait()
+            copying.join()
+            os.close(ours)
 
     def _environment(self, variables: dict[str, str]) -> dict[str, str]:
         own = {"HOME": str(self.home), "TMPDIR": str(self.temporary), "COLUMNS": "100"}

@@ -46,15 +46,15 @@ CALLS = [
     ("worker fine_jobs:number", 2, "is 17, which is not a Scheduler"),
     ("worker fine_jobs:nothing", 2, "returns None, which is not a Scheduler"),
     ("worker fine_jobs:make_scheduler", 2, "make it a def that returns a Scheduler"),
-    ("worker fine_jobs:refuse", 1, "concurrency must be an int of at least 1"),
-    ("worker fine_jobs:scheduler --queues a,,b", 1, "A queue's name has 1 to 64 characters"),
+    ("worker fine_jobs:refuse", 2, "concurrency must be an int of at least 1"),
+    ("worker fine_jobs:scheduler --queues a,,b", 2, "A queue's name has 1 to 64 characters"),
     ("worker fine_jobs:scheduler --log-level loud", 2, "'loud' is no log level"),
     ("init", 2, "Name MODULE:OBJECT, --url, or set ASYNCJOBQ_URL"),
     ("init fine_jobs:scheduler --table-prefix x_", 2, "are the scheduler's own"),
     ("init fine_jobs:scheduler --url sqlite+aiosqlite:///x.db", 2, "are the scheduler's own"),
-    ("init --url oracle://host/name", 1, "'oracle' is not a supported database"),
-    (f"init --url {NO_DRIVER}", 1, "write sqlite+aiosqlite://"),
-    ("init --url sqlite+aiosqlite:////no/such/folder/x.db", 1, "does not exist: /no/such/folder"),
+    ("init --url oracle://host/name", 2, "'oracle' is not a supported database"),
+    (f"init --url {NO_DRIVER}", 2, "write sqlite+aiosqlite://"),
+    ("init --url sqlite+aiosqlite:////no/such/folder/x.db", 2, "does not exist: /no/such/folder"),
     ("doctor", 2, "Name MODULE:OBJECT, --url, or set ASYNCJOBQ_URL"),
     ("doctor --url oracle://host/name", 2, "'oracle' is not a supported database"),
     ("doctor fine_jobs:scheduler", 2, "The tables cannot be checked: There is no database file"),
@@ -62,7 +62,7 @@ CALLS = [
     ("demo . --keep x.db --url sqlite+aiosqlite:///y.db", 2, "--keep is for the SQLite file"),
     ("demo no/such/folder", 2, "no/such/folder is no folder"),
     ("demo empty", 2, "There are no Python files below"),
-    ("demo . --url oracle://host/name", 1, "'oracle' is not a supported database"),
+    ("demo . --url oracle://host/name", 2, "'oracle' is not a supported database"),
 ]
 
 
@@ -116,7 +116,7 @@ def test_init(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ASYNCJOBQ_URL", "sqlite+aiosqlite:///never.db")
-    assert call(monkeypatch, "worker", "fine_jobs:scheduler") == 1
+    assert call(monkeypatch, "worker", "fine_jobs:scheduler") == 2
     assert "asyncjobq init" in capsys.readouterr().err
     for arguments in (("fine_jobs:scheduler",), (), ("--table-prefix", "other_")):
         assert call(monkeypatch, "init", *arguments) == 0
@@ -136,6 +136,14 @@ def test_the_password_is_shown_to_nobody() -> None:
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"asyncjobq {__version__}\n"
+
+
+def test_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_ASYNCJOBQ_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "asyncjobq wor")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert not call(monkeypatch)
+    assert capsys.readouterr().out.split() == ["worker", "workers"]
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

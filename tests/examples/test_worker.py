@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncjobq import Scheduler
-from examples.programs import COMMAND, Place, wait_for
+from examples.programs import COMMAND, START_WITHIN, Place, wait_for
 from throwaway import free_port
 
 JOBS = """
@@ -47,6 +47,52 @@ def jobs_place(place: Place) -> Place:
 def url(tmp_path: Path) -> str:
     """Give the URL of a database file that is not there yet."""
     return f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
+
+
+async def test_until_idle(jobs_place: Place, url: str) -> None:
+    await enqueue_jobs(url, "nap", 0.01, "default", "default", "other")
+    with jobs_place.running(*WORKER, "--until-idle", ASYNCJOBQ_URL=url) as program:
+        assert program.exit_code(within=START_WITHIN) == 0, program.output
+        assert program.output.endswith("Nothing is left to run: 2 done.\n")
+        program.check_output()
+    assert await ready_jobs(url) == [("other", 0)]
+
+
+async def test_until_idle_ends_when_it_is_told_to(jobs_place: Place, url: str) -> None:
+    await enqueue_jobs(url, "nap", 600.0, "default")
+    with jobs_place.running(*WORKER, "--until-idle", ASYNCJOBQ_URL=url) as program:
+        program.wait_for_output("nap begins")
+        program.signal(signal.SIGINT)  # two of one kind may arrive as one
+        program.signal(signal.SIGTERM)
+        assert program.exit_code() == 0, program.output
+        assert "Nothing is left to run: nothing was there." not in program.output
+    assert await ready_jobs(url) == [("default", 0)]
+
+
+async def test_on_a_terminal_the_last_line_says_what_runs(jobs_place: Place, url: str) -> None:
+    """And nothing of what a job is called acts on the terminal."""
+    await enqueue_jobs(url, "nap", 600.0, "default")
+    with jobs_place.on_terminal(*WORKER, ASYNCJOBQ_URL=url) as program:
+        program.wait_for_output("1/9 run · 0 done · 0 failed · 0 cancelled · nap 1 for")
+        assert " serves the queues default and the types nap, sleep.\n" in program.output
+        program.signal(signal.SIGINT)  # two of one kind may arrive as one
+        program.signal(signal.SIGTERM)
+        assert program.exit_code() == 0, program.output
+        program.check_output()
+    assert await ready_jobs(url) == [("default", 0)]
+
+
+async def test_no_line_where_the_application_logs_by_itself(jobs_place: Place, url: str) -> None:
+    own = "import logging, sys\nlogging.basicConfig(level=20, stream=sys.stdout)\n"
+    (jobs_place.current / "jobs.py").write_text(own + JOBS)
+    await enqueue_jobs(url, "nap", 600.0, "default")
+    with jobs_place.on_terminal(*WORKER, ASYNCJOBQ_URL=url) as program:
+        program.wait_for_output("nap begins")
+        assert "INFO:asyncjobq.worker:Worker " in program.output
+        program.signal(signal.SIGINT)  # two of one kind may arrive as one
+        program.signal(signal.SIGTERM)
+        assert program.exit_code() == 0, program.output
+        assert "9 run" not in program.output
 
 
 async def enqueue_jobs(url: str, type_name: str, seconds: float, *queues: str) -> None:
