@@ -4,6 +4,7 @@ import ast
 import asyncio
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,14 @@ import httpx
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from examples.commanding import Command
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 QUICKSTART = (ROOT / "examples" / "quickstart.py").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 TEXTS = [text for language, text in BLOCKS if language == "text"]
+COMMANDS = next(text for language, text in BLOCKS if language == "sh" and "jobs --state" in text)
 SNIPPETS = [text for language, text in BLOCKS if language == "python"]
 
 
@@ -27,6 +31,21 @@ async def run(snippet: str, namespace: dict[str, Any]) -> None:
     result = eval(code, namespace)  # noqa: S307  our own README
     if inspect.isawaitable(result):
         await result
+
+
+def run_commands(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the lines of the command line's snippet, as a shell would."""
+    said: dict[str, str] = {}
+    for line in COMMANDS.splitlines():
+        name, *arguments = shlex.split(line, comments=True)
+        if name == "export":
+            monkeypatch.setenv(*arguments[0].split("=", 1))
+        else:
+            said[arguments[0]] = command.good(*arguments).out
+    assert "transcode" in said["stats"]
+    assert "Fail: there is no video" in said["show"]
+    assert said["retry"] == "Job 4 is run again.\n"
+    assert said["prune"] == "0 jobs are deleted.\n"
 
 
 def test_quickstart_is_the_example_and_prints_what_it_says(tmp_path: Path) -> None:
@@ -80,6 +99,7 @@ async def test_handlers_and_transactions(
     states += ["ready", "ready", "cancelled"]
     assert [job.state for job in await media.find()] == states
     await media.aclose()
+    await asyncio.to_thread(run_commands, Command(monkeypatch, capsys), monkeypatch)
     await run(unique, namespace)
     assert "{'product': 2, 'price': 5}" in capsys.readouterr().out
     await run(long_jobs, namespace)

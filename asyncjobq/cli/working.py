@@ -69,10 +69,17 @@ async def _work(scheduler: Scheduler, *, until_idle: bool) -> None:
     if not until_idle:
         await scheduler.serve_until_signalled()
         return
-    with signals_handled(scheduler.stop, partial(scheduler.stop, now=True)):
+    told = asyncio.Event()
+
+    def stop() -> None:
+        told.set()
+        scheduler.stop()
+
+    with signals_handled(stop, partial(scheduler.stop, now=True)):
         counts = await scheduler.drain()
     ended = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
-    typer.echo(f"Nothing is left to run: {ended or 'nothing was there'}.")
+    why = "Stopped" if told.is_set() else "Nothing is left to run"
+    typer.echo(f"{why}: {ended or 'no job has ended'}.")
 
 
 def _log(level: str, handler: logging.Handler | None = None) -> None:
