@@ -57,6 +57,8 @@ class WorkerState:
     """Whether it takes no more jobs and lets those end that it has."""
     started_at: datetime
     seen_at: datetime
+    silent_for: float
+    """Seconds since then, by the database's clock."""
     live: bool
     """Whether it has said so lately; one that has not was killed, hangs, or lost the database."""
     jobs: Mapping[str, int]
@@ -162,6 +164,7 @@ def list_workers(connection: Connection, backend: Backend) -> list[WorkerState]:
 
 
 def _state(row: Any, now: datetime, jobs: Mapping[str, int]) -> WorkerState:
+    silent_for = max(0.0, (now - row.seen_at).total_seconds())
     return WorkerState(
         worker_id=row.worker_id,
         host=row.host,
@@ -172,7 +175,8 @@ def _state(row: Any, now: datetime, jobs: Mapping[str, int]) -> WorkerState:
         stopping=bool(row.stopping),
         started_at=row.started_at,
         seen_at=row.seen_at,
-        live=(now - row.seen_at).total_seconds() <= row.lost_after,
+        silent_for=silent_for,
+        live=silent_for <= row.lost_after,
         jobs=jobs,
     )
 

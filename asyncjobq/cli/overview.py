@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,6 @@ from asyncjobq.cli.showing import (
     moment,
     plain,
     print_json,
-    since,
     table,
 )
 from asyncjobq.limit_states import LimitState
@@ -109,14 +107,13 @@ async def schedules(scheduler: Scheduler, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    now = datetime.now(UTC)
     made = table("Name", "Type", "When", "Next", "Last", "Last job", right=["Last job"])
     for one in found:
         every = "" if one.every is None else f"every {duration(one.every)}"
         when = f"{one.cron} {one.timezone}" if one.cron is not None else every
-        coming = "paused" if one.paused else since(one.next_fire, now)
+        coming = "paused" if one.paused else moment(one.next_fire)
         job = "" if one.last_job_id is None else str(one.last_job_id)
-        times = Text(coming), Text(since(one.last_fire, now)), Text(job)
+        times = Text(coming), Text(moment(one.last_fire)), Text(job)
         made.add_row(cell(one.name), cell(one.type), cell(when), *times)
     console().print(made if found else "There are none.")
 
@@ -131,7 +128,6 @@ async def workers(scheduler: Scheduler, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    now = datetime.now(UTC)
     columns = ("Worker", "State", "Jobs", "Queues", "Types", "Host", "Pid", "Since", "Seen")
     made = table(*columns, right=["Jobs", "Pid"])
     for one in found:
@@ -145,7 +141,7 @@ async def workers(scheduler: Scheduler, as_json: AsJson = False) -> None:
             cell(types),
             cell(one.host),
             Text(str(one.pid)),
-            Text(since(one.started_at, now)),
-            Text(since(one.seen_at, now)),
+            Text(moment(one.started_at)),
+            Text(f"{duration(one.silent_for)} ago"),
         )
     console().print(made if found else "No worker is there.")

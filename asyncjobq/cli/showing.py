@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncjobq.job import Job
-from asyncjobq.reasons import duration
 from asyncjobq.states import State
 
 COLORS: Final = {
@@ -66,14 +65,6 @@ def state_cell(state: State | None) -> Text:
 def moment(value: datetime | None) -> str:
     """Return a time in UTC, to the second."""
     return "" if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def since(value: datetime | None, now: datetime) -> str:
-    """Return how long ago that was, or in how long it will be."""
-    if value is None:
-        return ""
-    passed = (now - value).total_seconds()
-    return f"{duration(passed)} ago" if passed >= 0 else f"in {duration(-passed)}"
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:

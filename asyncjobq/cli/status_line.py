@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from types import TracebackType
 from typing import Final, Self
@@ -34,7 +35,11 @@ class StatusLine(logging.Handler):
         self._running: dict[int, tuple[str, float]] = {}
         self._ended: Counter[str] = Counter()
         self._live = Live(
-            self, console=console, refresh_per_second=PER_SECOND, transient=True, auto_refresh=True
+            self,
+            console=console,
+            refresh_per_second=PER_SECOND,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # else it goes where its user has sent it
         )
 
     def __enter__(self) -> Self:

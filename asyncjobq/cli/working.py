@@ -55,7 +55,7 @@ def worker(
         queues=None if queues is None else [name.strip() for name in queues.split(",")],
     )
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    if console.is_terminal and not logging.getLogger().handlers:
+    if console.is_interactive and not logging.getLogger().handlers:
         with StatusLine(scheduler, console) as line:
             _log(log_level, line)
             asyncio.run(_work(scheduler, until_idle=until_idle))

@@ -79,6 +79,7 @@ class TestRow:
         for seconds, live in ((29, True), (2, False)):
             jobs.later(seconds)
             assert (await named(jobs))["one"].live is live
+        assert (await named(jobs))["one"].silent_for >= 31
         assert not (await named(jobs))["one"].serves("default", "work")
 
     async def test_goes_with_it(self, jobs: Jobs) -> None:
