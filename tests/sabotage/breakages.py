@@ -1240,4 +1240,47 @@ BREAKAGES: Final = (
         "if job_id}",
         ("test_check.py::TestRepair::test_gives_no_key_to_two",),
     ),
+    # -- explaining ---------------------------------------------------------------------------
+    Breakage(
+        "a worker that fell silent is taken for a live one",
+        "presence.py",
+        "live=silent_for <= row.lost_after,",
+        "live=True,",
+        ("test_presence.py::TestRow::test_of_one_that_falls_silent",),
+    ),
+    Breakage(
+        "the row of a worker that came back is deleted",
+        "presence.py",
+        "delete(workers).where(here, _gone(backend))",
+        "delete(workers).where(here)",
+        ("test_presence.py::TestRow::test_of_one_gone_for_long_is_deleted_unless_it_came_back",),
+    ),
+    Breakage(
+        "a worker that has stopped leaves its row",
+        "worker.py",
+        "        await self._presence.vanish_once()\n",
+        "",
+        ("test_presence.py::TestWorker::test_is_there_while_it_serves",),
+    ),
+    Breakage(
+        "an explanation looks at no container around a job",
+        "explain.py",
+        "above, parent = found.job.parent_id, None",
+        "above, parent = None, None",
+        ("test_explain.py::TestBlocked::test_by_what_it_is_in",),
+    ),
+    Breakage(
+        "an explanation counts the jobs behind one too",
+        "explain.py",
+        "same, jobs.c.id < job.id, by_lane",
+        "same, jobs.c.id != job.id, by_lane",
+        ("test_explain.py::TestReady::test_behind_others_of_its_group",),
+    ),
+    Breakage(
+        "an explanation follows causes in circles",
+        "explain.py",
+        "cause not in {self.job_id, *found} and",
+        "cause not in {*found} and",
+        ("test_explain.py::TestEnded::test_whose_cause_is_pruned_or_goes_round",),
+    ),
 )
