@@ -126,7 +126,7 @@ class Slots:
         run = JobRun(
             job,
             handler,
-            self._context(job),
+            context_of(job, self._services),
             self._threads,
             grace,
             most,
@@ -261,19 +261,21 @@ class Slots:
         elif outcome.retry_after is not None:
             self.on_return(outcome.retry_after)
 
-    def _context(self, job: Claimed) -> JobContext:
-        endless = job.timeout == NO_TIMEOUT
-        return JobContext(
-            job_id=job.lease.job_id,
-            type=job.type,
-            stored_args=job.args,
-            attempt=job.attempt,
-            max_attempts=job.max_attempts,
-            deadline=None if endless else job.started_at + timedelta(seconds=job.timeout),
-            lease=LeaseRef(job.lease.job_id, job.lease.owner, job.lease.token),
-            services=self._services,
-            queue=job.queue,
-            group_key=job.group_key,
-            stored_meta=job.meta,
-            stored_checkpoint=job.checkpoint,
-        )
+
+def context_of(job: Claimed, services: Services) -> JobContext:
+    """Return what the handler of a leased job is given of it."""
+    endless = job.timeout == NO_TIMEOUT
+    return JobContext(
+        job_id=job.lease.job_id,
+        type=job.type,
+        stored_args=job.args,
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        deadline=None if endless else job.started_at + timedelta(seconds=job.timeout),
+        lease=LeaseRef(job.lease.job_id, job.lease.owner, job.lease.token),
+        services=services,
+        queue=job.queue,
+        group_key=job.group_key,
+        stored_meta=job.meta,
+        stored_checkpoint=job.checkpoint,
+    )

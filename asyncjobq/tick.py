@@ -83,7 +83,7 @@ class Tick:
         self._lanes = LaneCursor(tuple(settings.queues), handlers.types)
         self._skipped = SKIPPED_NOTHING
         self.rounds = Rounds(settings.poll_interval)
-        self._defaults = _defaults(handlers, settings)
+        self._defaults = defaults_of(handlers, settings)
 
     # -- scan, rank, lease ----------------------------------------------------------------------
 
@@ -300,7 +300,8 @@ def _not_exhausted(
     return [lane for lane in lanes if lane not in short]
 
 
-def _defaults(handlers: Handlers, settings: Settings) -> Defaults:
+def defaults_of(handlers: Handlers, settings: Settings) -> Defaults:
+    """Return what a claim fills in where a job says nothing of its own."""
     known: Mapping[str, AnyHandler] = {name: handlers[name] for name in handlers.types}
     return Defaults(
         max_attempts={name: found.options.max_attempts for name, found in known.items()},

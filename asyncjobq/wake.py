@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from weakref import WeakSet
 
 from asyncjobq.clock import wait_for_event
 
 
-class Wake:
+class Listener(ABC):
+    """Somebody who is rung when jobs may have come, until it is closed."""
+
+    def __init__(self) -> None:
+        with _LOCK:
+            _LISTENING.add(self)
+
+    @abstractmethod
+    def ring(self, delay: float = 0.0) -> None:
+        """Tell of news in the tables, which may be there only in so many seconds; any thread."""
+
+    def close(self) -> None:
+        """Ring no more."""
+        with _LOCK:
+            _LISTENING.discard(self)
+
+
+class Wake(Listener):
     """One worker's alarm; may be rung from any thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._news = False
-        with _LOCK:
-            _LISTENING.add(self)
+        super().__init__()
 
     def ring(self, delay: float = 0.0) -> None:
         """Tell of news in the tables: end the sleep, or the next one if the worker is awake."""
@@ -44,13 +61,8 @@ class Wake:
         self._event.clear()
         return rung
 
-    def close(self) -> None:
-        """Ring no more."""
-        with _LOCK:
-            _LISTENING.discard(self)
 
-
-_LISTENING: WeakSet[Wake] = WeakSet()
+_LISTENING: WeakSet[Listener] = WeakSet()
 _LOCK = threading.Lock()
 """Held while the set is read or changed: workers come and go in other threads meanwhile."""
 
@@ -59,5 +71,5 @@ def ring_all(delay: float = 0.0) -> None:
     """Ring every worker of this process, in so many seconds: somebody here has enqueued."""
     with _LOCK:
         listening = list(_LISTENING)
-    for wake in listening:
-        wake.ring(delay)
+    for listener in listening:
+        listener.ring(delay)

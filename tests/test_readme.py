@@ -16,6 +16,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from examples.commanding import Command
 
+pytest_plugins = ["pytester"]
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 QUICKSTART = (ROOT / "examples" / "quickstart.py").read_text()
@@ -142,6 +144,17 @@ async def test_web_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     await scheduler.aclose()
 
 
+def test_testing(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{pytester.path}")
+    conftest, tests = SNIPPETS[13:15]
+    media, _, _ = SNIPPETS[1].partition("await scheduler.create_schema()")
+    pytester.makepyfile(conftest=conftest, test_media=tests, media=media)
+    plugins = ("-p", "_asyncjobq_pytest", "-p", "pytest_asyncio.plugin", "-o", "asyncio_mode=auto")
+    loops = ("-o", "asyncio_default_fixture_loop_scope=function", "-p", "no:cacheprovider")
+    pytester.runpytest_subprocess("-Werror", *plugins, *loops).assert_outcomes(passed=4)
+
+
 def test_the_servers_to_try_it_out_on_are_among_those_tested() -> None:
     compose = (ROOT / "docker-compose.yml").read_text()
     (tested,) = re.findall(r"^Tested: (.*?);", README, re.MULTILINE)
@@ -154,4 +167,4 @@ def test_the_servers_to_try_it_out_on_are_among_those_tested() -> None:
 
 
 def test_all_snippets_are_run() -> None:
-    assert len(SNIPPETS) == 13
+    assert len(SNIPPETS) == 15

@@ -379,6 +379,8 @@ class Database(ABC):
     backend: Backend
     url: URL
     """Where it is; with the password."""
+    owns_engine: bool
+    """Whether the engine for handlers' sessions is the library's, made of a URL."""
     remote: ClassVar[bool] = False
     """Whether it is at the other end of a line, which may fall silent."""
 

@@ -55,7 +55,7 @@ class ServerDatabase(Database):
         self.backend = backend
         self._settings = settings
         self._idle_limit = idle_limit
-        self._owns_engine = owns_engine
+        self.owns_engine = owns_engine
         self._watch = watch
         self._watch_ends = watch_ends
         self._listen_engine = listen_engine
@@ -152,7 +152,7 @@ class ServerDatabase(Database):
 
     async def _dispose(self, engine: AsyncEngine) -> None:
         await _closed(engine)
-        if self._owns_engine:
+        if self.owns_engine:
             await _closed(self.engine)
 
     def _make_engine(self) -> AsyncEngine:

@@ -47,7 +47,7 @@ class SQLiteDatabase(Database):
         self.path = path
         self.url = engine.url
         self._user_engine = engine
-        self._owns_engine = owns_engine
+        self.owns_engine = owns_engine
         self._sessions = sessions_of(engine)
         self._queue = _Queue()
         self._writer: _Source[_Writer] = PerLoop(self._make_writer, _Thread.close)
@@ -110,7 +110,7 @@ class SQLiteDatabase(Database):
 
     async def _close_reader(self, reader: _Thread) -> None:
         await reader.close()
-        if self._owns_engine:
+        if self.owns_engine:
             await self._user_engine.dispose()
 
 

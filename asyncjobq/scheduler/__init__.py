@@ -29,7 +29,7 @@ from asyncjobq.scheduler.limiting import Limiting
 from asyncjobq.scheduler.questions import Questions
 from asyncjobq.scheduler.recurring import Recurring
 from asyncjobq.services import HandlerServices
-from asyncjobq.settings import Duration, checked_registries, checked_settings
+from asyncjobq.settings import Duration, Settings, checked_registries, checked_settings
 from asyncjobq.slots import Surroundings
 from asyncjobq.states import State
 from asyncjobq.subscribers import Subscribers
@@ -194,19 +194,29 @@ class Scheduler(Hooks, Limiting, Recurring, Explaining, Health, Questions, Contr
         finally:
             await self._subscribers.flush()
 
-    def _new_worker(self) -> Worker:
+    def _new_worker(
+        self, settings: Settings | None = None, handlers: Handlers | None = None
+    ) -> Worker:
         if self._worker is not None:
             raise SchedulerStateError("This scheduler serves already; stop() it first.")
-        most = self.settings.max_result_bytes
-        rules = self._limit_rules()
-        services = HandlerServices(
-            self._database, self._spec, self.enqueue, most, rules, self._tell_enqueued
-        )
         around = Surroundings(self._subscribers, self._around, self._added_meta)
-        worker = Worker(self._database, self._registry(), self.settings, services, rules, around)
+        worker = Worker(
+            self._database,
+            self._registry() if handlers is None else handlers,
+            settings or self.settings,
+            self._services(),
+            self._limit_rules(),
+            around,
+        )
         worker.on_end = self._waiters.tell
         self._worker = worker
         return worker
+
+    def _services(self) -> HandlerServices:
+        most, rules = self.settings.max_result_bytes, self._limit_rules()
+        return HandlerServices(
+            self._database, self._spec, self.enqueue, most, rules, self._tell_enqueued
+        )
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
