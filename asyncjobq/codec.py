@@ -64,6 +64,15 @@ def one_line(text: str, limit: int = 500) -> str:
     return shown if len(shown) <= limit else f"{shown[:limit]}…"
 
 
+def gist(error: str, limit: int = 500) -> str:
+    """Return the line of an error's text that says what it is: of a traceback, the last one."""
+    lines = error.strip().splitlines()
+    if lines[:1] != ["Traceback (most recent call last):"]:
+        return one_line(error, limit)
+    worded = (line for line in reversed(lines) if any(map(str.isalpha, line)))
+    return one_line(next(worded).strip(" |+-"), limit)
+
+
 def _explain(value: Any, error: Exception) -> str:
     if isinstance(error, RecursionError) or "Circular" in str(error):
         return "it contains itself or is nested too deeply for JSON"

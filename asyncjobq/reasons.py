@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import inf
 
-from asyncjobq.codec import one_line
+from asyncjobq.codec import gist
 from asyncjobq.explanation import Awaited, Explanation, Reason, Related, Why
 from asyncjobq.job import OnFailure
 from asyncjobq.limit_states import LimitState
@@ -49,7 +49,7 @@ def _held(found: Explanation) -> Iterator[Reason]:
     if job.state is State.READY:
         yield from _ready(found)
     if job.attempt:
-        error = f": {one_line(job.error, 200)}" if job.error else ""
+        error = f": {gist(job.error, 200)}" if job.error else ""
         yield Reason(Why.RETRY, f"Attempt {job.attempt} did not succeed{error}.{_left(found)}")
 
 
@@ -230,7 +230,7 @@ def _ended(found: Explanation) -> Iterator[Reason]:
     job = found.job
     when = "" if job.finished_at is None else f" at {job.finished_at:%Y-%m-%d %H:%M:%S} UTC"
     tries = "" if job.attempt < 2 else f" in attempt {job.attempt}"
-    reason = f": {one_line(job.error, 300)}" if job.error else ""
+    reason = f": {gist(job.error, 300)}" if job.error else ""
     if job.state is State.DONE:
         yield Reason(Why.DONE, f"It ended{when}{tries}.")
     elif job.state is State.FAILED:
@@ -246,7 +246,7 @@ def _because(found: Explanation) -> str:
         return ""
     chain = ", because of ".join(
         f"{_name(one)}, {one.state or 'which is gone'}"
-        + (f" ({one_line(one.error, 200)})" if one.error else "")
+        + (f" ({gist(one.error, 200)})" if one.error else "")
         for one in found.cause
     )
     return f" because of {chain}"

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from asyncjobq.codec import gist
 from asyncjobq.job import Job
 from asyncjobq.states import State
 
@@ -96,13 +97,8 @@ def row_of(job: Job[Any]) -> list[Text]:
         cell(job.group_key, limit=40),
         Text(f"{job.attempt}{tries}"),
         Text(moment(job.created_at)),
-        cell(_last_line(job.error), limit=80),
+        cell(job.error and gist(job.error), limit=80),
     ]
-
-
-def _last_line(error: str | None) -> str:
-    """Return what a traceback ends with: what was raised."""
-    return "".join((error or "").strip().splitlines()[-1:])
 
 
 # -- for programs -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections import Counter
 from types import TracebackType
 from typing import Final, Self
 
-from rich.console import Console, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
@@ -76,7 +76,8 @@ class StatusLine(logging.Handler):
         elif isinstance(event, _OVER):
             self._running.pop(event.job_id, None)
 
-    def __rich_console__(self, *_: object) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        del console, options
         line = Table.grid(padding=(0, 1))
         line.add_row(self._spinner, Text(self.text(), no_wrap=True, overflow="ellipsis"))
         yield line

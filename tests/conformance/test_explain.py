@@ -341,6 +341,13 @@ class TestEnded:
         assert whys(found) == [Why.FAILED]
         assert "no\\x1b[0msuch [bold]thing." in found.reasons[0].text
 
+    async def test_failed_with_a_traceback(self, jobs: Jobs) -> None:
+        claimed = await jobs.leased(max_attempts=1)
+        text = 'Traceback (most recent call last):\n  File "x"\nOSError: no such file\n'
+        await jobs.finish(claimed, outcome=failed(text))
+        found = await explained(jobs, claimed.lease.job_id)
+        assert found.reasons[0].text.endswith(" UTC: OSError: no such file.")
+
     async def test_cancelled_because_of_what(self, jobs: Jobs) -> None:
         first = await jobs.enqueue(name="first", max_attempts=1)
         second = await jobs.enqueue(depends_on=[first])
