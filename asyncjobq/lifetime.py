@@ -13,16 +13,17 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Block(AbstractAsyncContextManager[T]):
+class Block(AbstractAsyncContextManager[T_co]):
     """What `async with` enters; used in any other way, it says so."""
 
-    def __init__(self, name: str, manager: AbstractAsyncContextManager[T]) -> None:
+    def __init__(self, name: str, manager: AbstractAsyncContextManager[T_co]) -> None:
         self._name = name
         self._manager = manager
 
-    async def __aenter__(self) -> T:
+    async def __aenter__(self) -> T_co:
         return await self._manager.__aenter__()
 
     async def __aexit__(

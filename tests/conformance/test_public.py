@@ -231,6 +231,34 @@ SCHEDULER = {
     ),
 }
 
+TESTER = {
+    "__init__": (
+        "(self, app: 'App' = (), database: 'str | URL | AsyncEngine | None' = None, /) -> 'None'"
+    ),
+    "assert_enqueued": (
+        "(self, job: 'str | AnyHandler', /, args: 'Mapping[str, Any] | None' = None, *, "
+        "within: 'Duration' = 0, count: 'int | None' = None, session: 'AsyncCaller | None' = None, "
+        "**others: 'Any') -> 'Job[Any]'"
+    ),
+    "assert_not_enqueued": (
+        "(self, job: 'str | AnyHandler', /, args: 'Mapping[str, Any] | None' = None, *, "
+        "session: 'AsyncCaller | None' = None, **others: 'Any') -> 'None'"
+    ),
+    "context": (
+        "(self, job: 'JobSpec[Any] | AnyHandler | str' = 'test', "
+        "args: 'Mapping[str, Any] | None' = None, /, *, attempt: 'int' = 1, "
+        "checkpointed: 'Any' = None, **options: 'Any') -> 'JobContext'"
+    ),
+    "drain": ("(self, *, scheduled: 'bool' = False, raising: 'bool' = True) -> 'dict[State, int]'"),
+    "inline": "(self) -> 'None'",
+    "run_one": (
+        "(self, job: 'str | AnyHandler | None' = None, /, *, raising: 'bool' = True) -> 'Job[Any]'"
+    ),
+}
+FIXTURES = {
+    "assert_enqueued", "assert_not_enqueued", "drain", "inline_jobs", "job_app", "job_clock",
+    "job_context", "job_database", "job_scheduler", "job_tester", "run_one",
+}  # fmt: skip
 CONTEXT = {"set_cost",
     "add_child", "await_", "checkpoint", "checkpoint_sync", "complete", "complete_sync",
     "enqueue", "progress", "session", "upstreams",
@@ -296,6 +324,19 @@ def test_the_registry() -> None:
 def test_the_context() -> None:
     assert set(signatures_of(JobContext)) - {"__init__"} == CONTEXT
     assert {*JobContext.__dataclass_fields__, *vars(JobContext)} >= CONTEXT_VALUES
+
+
+def test_the_fixtures_for_tests() -> None:
+    import _asyncjobq_pytest as plugin
+    from asyncjobq import testing
+
+    assert testing.__all__ == ["JobClock", "JobTester"]
+    told = {"committed", "failed", "raised"}  # by the schedulers under test
+    tester = signatures_of(testing.JobTester)
+    assert {name: tester[name] for name in tester if name not in told} == TESTER
+    assert set(signatures_of(testing.JobClock)) == {"__init__", "move", "move_to", "now", "reset"}
+    fixtures = {name for name, value in vars(plugin).items() if "Fixture" in type(value).__name__}
+    assert fixtures == FIXTURES
 
 
 def test_the_options_of_a_job() -> None:
