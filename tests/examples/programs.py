@@ -104,12 +104,14 @@ class Place:
         """What programs have left in any of them."""
         return [*self.home.iterdir(), *self.current.iterdir(), *self.temporary.iterdir()]
 
-    def run(self, *arguments: str, within: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, within: float = 60.0, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run Python with these arguments to its end, as its users do."""
         return subprocess.run(
             [sys.executable, "-W", "always::ResourceWarning", *arguments],
             cwd=self.current,
-            env=self._environment({}),
+            env=self._environment(variables),
             capture_output=True,
             text=True,
             timeout=within,
