@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 from sqlalchemy import make_url, text, update
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from asyncjobq import (
     Budget,
@@ -117,9 +117,15 @@ async def account_url(
 
 
 @pytest.fixture
-async def scheduler(account_url: str) -> AsyncIterator[Scheduler]:
+def engine(account_url: str, make_engine: MakeEngine) -> AsyncEngine:
+    """Give an engine of that account, as an application has one."""
+    return make_engine(account_url)
+
+
+@pytest.fixture
+async def scheduler(engine: AsyncEngine) -> AsyncIterator[Scheduler]:
     async with Scheduler(
-        account_url,
+        engine,
         handlers=[calls],
         poll_interval=0.1,
         retention={"failed": timedelta(days=1)},
@@ -127,22 +133,23 @@ async def scheduler(account_url: str) -> AsyncIterator[Scheduler]:
         yield made
 
 
-async def test_what_the_tables_need_is_granted(scheduler: Scheduler) -> None:
+async def test_what_the_tables_need_is_granted(scheduler: Scheduler, engine: AsyncEngine) -> None:
     await scheduler.create_schema()  # there is nothing to do, and to do that takes no right
     async with scheduler.serving():
-        for use in (run_jobs, run_graphs, keep_unique, stay_within_limits, fire_schedules):
+        await run_jobs(scheduler, engine)
+        for use in (run_graphs, keep_unique, stay_within_limits, fire_schedules):
             await use(scheduler)
         assert await scheduler.workers()
     await hold_and_end(scheduler)
+    assert (await scheduler.check()).clean
+    await break_rows(scheduler, engine)
     await look_and_clear(scheduler)
 
 
-async def run_jobs(scheduler: Scheduler) -> None:
-    engine = create_async_engine(scheduler._database.url)
+async def run_jobs(scheduler: Scheduler, engine: AsyncEngine) -> None:
     async with AsyncSession(engine) as session, session.begin():
         mine = await scheduler.enqueue(greet.job("Ada"), session=session)
         named = await enqueue(session, "greet", {"name": "Bo"})
-    await engine.dispose()
     assert await scheduler.wait(mine, timeout=20) == "Hello Ada"
     assert await scheduler.wait(named, timeout=20) == "Hello Bo"
 
@@ -212,11 +219,21 @@ async def hold_and_end(scheduler: Scheduler) -> None:
     await scheduler.drain()
 
 
+async def break_rows(scheduler: Scheduler, engine: AsyncEngine) -> None:
+    """Leave one job blocked by nothing, and one in the hands of a worker that is gone."""
+    blocked, orphan = await scheduler.enqueue_many([greet.job("Ian"), greet.job("Joy")])
+    row = update(JobRow).where(JobRow.id == blocked.id).values(state="blocked")
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    lease = {"lease_owner": "gone", "lease_token": 1, "lease_expires": long_ago}
+    taken = {"state": "running", "in_flight": True, "attempt": 1, "max_attempts": 5, **lease}
+    async with engine.begin() as connection:
+        await connection.execute(row)
+        await connection.execute(update(JobRow).where(JobRow.id == orphan.id).values(taken))
+
+
 async def look_and_clear(scheduler: Scheduler) -> None:
     assert (await scheduler.stats()).jobs
     assert await scheduler.find(type="greet")
-    assert (await scheduler.check()).clean
-    await break_rows(scheduler)
     repaired = await scheduler.repair(grace=0)
     assert len(repaired.mended) == 2
     assert repaired.left.clean
@@ -224,24 +241,10 @@ async def look_and_clear(scheduler: Scheduler) -> None:
     assert await scheduler.prune(older_than=0) > 0
 
 
-async def break_rows(scheduler: Scheduler) -> None:
-    """Leave one job blocked by nothing, and one in the hands of a worker that is gone."""
-    blocked, orphan = await scheduler.enqueue_many([greet.job("Ian"), greet.job("Joy")])
-    row = update(JobRow).where(JobRow.id == blocked.id).values(state="blocked")
-    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
-    lease = {"lease_owner": "gone", "lease_token": 1, "lease_expires": long_ago}
-    taken = {"state": "running", "in_flight": True, "attempt": 1, "max_attempts": 5, **lease}
-    async with scheduler._database.session() as session, session.begin():
-        await session.execute(row)
-        await session.execute(update(JobRow).where(JobRow.id == orphan.id).values(taken))
-
-
 @pytest.mark.parametrize("command", ["CREATE TABLE more (id INT)", "DROP TABLE jobs"])
-async def test_nothing_more_is_granted(
-    account_url: str, make_engine: MakeEngine, command: str
-) -> None:
+async def test_nothing_more_is_granted(engine: AsyncEngine, command: str) -> None:
     with pytest.raises(DBAPIError):
-        await execute(make_engine(account_url), [command])
+        await execute(engine, [command])
 
 
 @pytest.mark.parametrize("block", BLOCKS)
