@@ -151,11 +151,13 @@ async def read_image(image_id: int) -> dict[str, Any]:
     """Say how far an image is."""
     image, workflow = await found(image_id)
     (*made, published) = await scheduler.find(parent=workflow)
+    failed = [await scheduler.attempts(job) for job in made if job.state == "failed"]
     return {
         "published": image.published,
         "state": (await scheduler.get(workflow)).state,
         "thumbnails": published.result,
-        "errors": [job.error for job in made if job.state == "failed"],
+        # A job's own error has the whole traceback, which is nothing for strangers.
+        "errors": sorted({f"{last.error_type}: {last.message}" for (*_, last) in failed}),
     }
 
 

@@ -119,10 +119,13 @@ class Place:
         )
 
     @contextmanager
-    def running(self, *arguments: str, **variables: str) -> Iterator[Program]:
-        """Run Python in its development mode beside the block, and kill it if it is left."""
-        log = self.folder / "output"
-        with log.open("wb") as output:
+    def running(self, *arguments: str, log: str = "output", **variables: str) -> Iterator[Program]:
+        """Run Python in its development mode beside the block, and kill it if it is left.
+
+        `log` is the name of a file for its output, where several run at one time.
+        """
+        told = self.folder / log
+        with told.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-X", "dev", *arguments],
                 cwd=self.current,
@@ -132,7 +135,7 @@ class Place:
                 stderr=subprocess.STDOUT,
             )
             try:
-                yield Program(process, log)
+                yield Program(process, told)
             finally:
                 process.kill()
                 process.wait()
