@@ -137,7 +137,8 @@ def count_below(connection: Connection, backend: Backend, job_id: int) -> dict[S
         .where(jobs.c.kind == Kind.JOB)
         .group_by(jobs.c.state)
     )
-    return {State(state): count for state, count in connection.execute(query)}
+    found = {row[0]: row[1] for row in connection.execute(query)}
+    return {state: found[state] for state in State if state in found}  # in the order of its life
 
 
 def _neighbours(connection: Connection, backend: Backend, ids: Sequence[int]) -> set[int]:

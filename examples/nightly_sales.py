@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 import anyio
-from sqlalchemy import String, delete, func, insert, select
+from sqlalchemy import String, func, insert, select
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -113,11 +113,10 @@ async def load_files(ctx: JobContext, folder: str) -> int:
 
 @scheduler.handler(fail_on=ValueError)  # a file is no better a second time
 async def load_file(ctx: JobContext, path: str) -> Loaded:
-    """Put a file's sales into the table, in place of what it had before."""
+    """Put a file's sales into the table: all of them, and this job's end, in one commit."""
     sales, others = await asyncio.to_thread(read_sales, Path(path))
     loaded = Loaded(rows=len(sales), set_aside=others)
     async with ctx.session() as session, session.begin():
-        await session.execute(delete(Sale).where(Sale.file == path))
         if sales:
             await session.execute(insert(Sale), sales)
         await ctx.complete(session, loaded)
@@ -207,9 +206,9 @@ async def one_night(folder: Path, day: date) -> None:
         night = await plan_night(folder, day)
         if (await scheduler.get(night)).state == "failed":  # by now, the files are mended
             await scheduler.retry_many(type="load_file")
-            await scheduler.drain()
+            await scheduler.drain(scheduled=True)
             await scheduler.retry(night)  # what failed for want of them, and what waits for that
-        await scheduler.drain()
+        await scheduler.drain(scheduled=True)  # what has to be tried again, too
         for name in ("report.csv", "problems.txt"):
             with suppress(FileNotFoundError):
                 print((folder / str(day) / name).read_text(encoding="utf-8"), end="")

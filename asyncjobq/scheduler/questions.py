@@ -82,7 +82,7 @@ class Questions(Access):
     async def progress(
         self, job: JobRef, /, *, session: AsyncCaller | None = None
     ) -> dict[State, int]:
-        """Count the jobs below a container (or a job with children) by state."""
+        """Count the jobs below a container (or a job with children), by state in their order."""
         job_id = id_of(job)
         return await self._read(lambda c, b: count_below(c, b, job_id), session)
 

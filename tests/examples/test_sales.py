@@ -54,7 +54,7 @@ async def test_a_night_that_is_mended(place: Place, database_url: str) -> None:
     assert failed.returncode == 0, failed.stderr
     assert failed.stdout.splitlines() == [
         "west: not read: shop3.csv",
-        "The night is failed: 1 cancelled, 17 done, 2 failed.",
+        "The night is failed: 17 done, 2 failed, 1 cancelled.",
     ]
     assert "shop3.csv has the columns ['%PDF-1.7']" in failed.stderr
     assert (day / "north" / "shop1.set-aside").read_text().count("four euros") == 1
