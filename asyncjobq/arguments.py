@@ -87,11 +87,7 @@ class Arguments:
 
     def _bind(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         known = self.signature.parameters
-        if (
-            not positional
-            and self._extra is None
-            and self._required <= named.keys() <= known.keys()
-        ):
+        if not positional and self._extra is None and self._has_all_of(named):
             return {name: named[name] for name in known if name in named}  # as bind() would
         try:
             for name in sorted(self._reserved.intersection(named)):
@@ -101,6 +97,11 @@ class Arguments:
             raise self._refusal(self._unknown(named) or error) from error
         extra = args.pop(self._extra, {}) if self._extra else {}
         return args | extra
+
+    def _has_all_of(self, named: Any) -> bool:
+        """Tell whether these are a dict's names, none too many and none missing."""
+        known = self.signature.parameters.keys()
+        return isinstance(named, dict) and self._required <= named.keys() <= known
 
     def _unknown(self, named: Mapping[str, Any]) -> str | None:
         """Say which name is not one of the parameters, and which of them is like it."""

@@ -189,10 +189,13 @@ class MySQLBackend(MySQLKeys):
     def update_each(
         self, connection: Connection, make: MakeUpdate, rows: Sequence[Mapping[str, Any]]
     ) -> None:
-        together, long = parted(rows)
-        update_from_json(connection, self, make, together)
-        if long:
-            super().update_each(connection, make, long)
+        # MariaDB may read all of a small table first, and wait for rows that others hold.
+        mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
+        together, one_by_one = ([], list(rows)) if mariadb else parted(rows)
+        if together:
+            update_from_json(connection, self, make, together)
+        if one_by_one:
+            super().update_each(connection, make, one_by_one)
 
     def insert_jobs(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         jobs = self.tables.jobs
@@ -368,8 +371,6 @@ def session_settings(lease_ttl: float) -> list[str]:
     """
     return [
         "SET SESSION innodb_lock_wait_timeout = 5",
-        # MariaDB would read a small table as a whole, and wait for rows that others hold.
-        "SET SESSION sql_warnings = 0 /*M!, SESSION join_cache_level = 0 */",
         "SET SESSION sql_safe_updates = 0",  # it refuses what goes by a secondary index
         f"SET SESSION wait_timeout = {idle_limit(lease_ttl)}",
     ]

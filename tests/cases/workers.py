@@ -252,7 +252,9 @@ class Case:
         counts = await self.states()
         assert counts["leased"] + counts["running"] == 0, counts
         report = await self.scheduler.check(grace=SLACK)
-        assert report.clean, report
+        # Some cases have jobs that nobody is to run.
+        wrong = [one for one in report.findings if one.rule != "type that no live worker serves"]
+        assert not wrong, report
         for worker in self.workers:
             assert not worker.surprises(), worker.output()
 

@@ -325,14 +325,6 @@ BREAKAGES: Final = (
         ("mysql",),
     ),
     Breakage(
-        "an update of many jobs reads a small table as a whole",
-        "backends/mysql.py",
-        "/*M!, SESSION join_cache_level = 0 */",
-        "",
-        ("test_cancel_running.py::TestManyAreCancelled::test_and_what_somebody_holds_at_the_end",),
-        ("mariadb",),
-    ),
-    Breakage(
         "a handler's own SystemExit ends the worker",
         "run.py",
         "        except BaseException as error:\n            return None, error",
